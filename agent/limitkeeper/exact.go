@@ -68,7 +68,7 @@ func (s *scanner) exact(size time.Duration, enough int64) (total int64, cost tim
 		}
 		memory := p.memory
 		if cost < size {
-			a, answered := s.ask(p, size-cost, first)
+			a, answered := s.measure(p, size-cost, first)
 			if !answered {
 				return 0, cost, false
 			}
@@ -92,11 +92,11 @@ type answer struct {
 	ok     bool
 }
 
-// ask has another goroutine read the mappings of a process. The kernel admits no reader
+// measure has another goroutine read the mappings of a process. The kernel admits no reader
 // while the process changes its mappings, and code can keep it in that state for as long
-// as it likes. If the sandbox grows meanwhile, ask does not wait for the answer. first is
+// as it likes. If the sandbox grows meanwhile, measure does not wait for the answer. first is
 // the memory of the processes at the beginning.
-func (s *scanner) ask(p process, size time.Duration, first map[int]int64) (a answer, answered bool) {
+func (s *scanner) measure(p process, size time.Duration, first map[int]int64) (a answer, answered bool) {
 	answers := make(chan answer, 1)
 	go func() {
 		runtime.LockOSThread()

@@ -197,7 +197,7 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 		k.resting.Store(resting)
 		if resting {
 			wait := pause
-			if alarm.begin(k.scanner.others()) {
+			if alarm.arm(k.scanner.others()) {
 				wait = time.Hour // the alarm is earlier
 			}
 			due = time.Now().Add(wait)
@@ -220,7 +220,7 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			if ok, err = k.try(); err != nil {
 				return fmt.Errorf("scan the sandbox: %w", err)
 			}
-			k.machine.settle(usage.Uncounted)
+			k.machine.rebase(usage.Uncounted)
 			c = k.limits.ofMemory(usage, max(usage.Memory(), k.limits.Memory+1))
 		}
 		if ok {
@@ -235,7 +235,7 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			call = time.Since(since)
 		}
 		k.hurry(call)
-		k.settle(busy)
+		k.note(busy)
 		pause = k.pause(usage, last, pause, busy)
 		if !used && usage.Memory() <= last.Memory() && usage.Tasks <= last.Tasks {
 			pause = freshPause

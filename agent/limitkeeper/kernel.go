@@ -118,7 +118,7 @@ func (k *kernelScanner) use(found []process, self int, machine int64, now time.T
 	}
 	if !k.running && !k.isComplete(found, self) && !k.ended.IsZero() && now.Sub(k.ended) >= period && now.After(k.earliest) {
 		k.machine = machine
-		k.begin(kernelScan{sockets: k.many, self: self, processes: slices.Clone(found), mappings: due})
+		k.start(kernelScan{sockets: k.many, self: self, processes: slices.Clone(found), mappings: due})
 		// Most scans end within this time.
 		k.collect(time.Millisecond)
 	}
@@ -154,7 +154,7 @@ func (k *kernelScanner) refresh(found []process, self int) {
 		return
 	}
 	again := slices.DeleteFunc(slices.Clone(found), func(p process) bool { return p.pid == self })
-	k.begin(kernelScan{sockets: true, self: self, processes: slices.Clone(found), mappings: again})
+	k.start(kernelScan{sockets: true, self: self, processes: slices.Clone(found), mappings: again})
 	k.collect(time.Second)
 }
 
@@ -165,8 +165,8 @@ func (k *kernelScanner) forget() {
 	clear(k.mappings)
 }
 
-// begin hands a scan to the goroutine.
-func (k *kernelScanner) begin(s kernelScan) {
+// start hands a scan to the goroutine.
+func (k *kernelScanner) start(s kernelScan) {
 	if k.scans == nil {
 		k.scans, k.results = make(chan kernelScan, 1), make(chan kernelFound, 1)
 		go func(scans <-chan kernelScan, results chan<- kernelFound) {

@@ -77,8 +77,8 @@ func (w *machineWatch) responsible() bool {
 	return w.guilty >= enoughGuilt && 8*w.not <= w.guilty
 }
 
-// settle has the next trial wait for a quarter of the growth before the first one.
-func (w *machineWatch) settle(now int64) { w.base = now - w.allowed*3/4 }
+// rebase has the next trial wait for a quarter of the growth before the first one.
+func (w *machineWatch) rebase(now int64) { w.base = now - w.allowed*3/4 }
 
 // try runs a trial and reports whether the sandbox is responsible. It stops the
 // sandbox for half of the time, and ends early if the memory of the processes needs

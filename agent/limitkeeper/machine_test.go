@@ -37,7 +37,7 @@ func TestMachineWatch_AwaitsGrowth(t *testing.T) {
 			t.Errorf("at %d: %v, want %v", step.now, got, step.want)
 		}
 	}
-	w.settle(1001)
+	w.rebase(1001)
 	if w.suspicious(1026) || !w.suspicious(1027) {
 		t.Error("the next trial does not wait for a quarter of what is allowed")
 	}

@@ -37,8 +37,8 @@ const (
 	maxRestPause = 5 * time.Second
 )
 
-// settle notes the result of a scan. busy says that a call runs.
-func (k *Keeper) settle(busy bool) {
+// note notes the result of a scan. busy says that a call runs.
+func (k *Keeper) note(busy bool) {
 	s := k.scanner
 	if !busy && len(s.found) > 1 && sameTimes(s.found, s.before, s.self) && k.kernel.isComplete(s.found, s.self) {
 		k.still++
@@ -153,9 +153,9 @@ func (a *alarm) read() {
 	}
 }
 
-// begin makes the alarm ring once, after a pause or when the only process in left has run.
+// arm makes the alarm ring once, after a pause or when the only process in left has run.
 // It reports false if there are more processes, or the kernel has no such timer.
-func (a *alarm) begin(left []process) bool {
+func (a *alarm) arm(left []process) bool {
 	if a.set {
 		return a.wind(time.Since(a.since) / restPart)
 	}

@@ -124,7 +124,7 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 		try.Process, err = other.Run(table)
 	} else if try.Interpreter == nil {
 		try.Process, err = interpreter.RunCommand(table, &spec, code.text)
-	} else if try.Nonce, err = begin(ctx, signals, loaded, try.Interpreter, code.text); err != nil {
+	} else if try.Nonce, err = giveCode(ctx, signals, loaded, try.Interpreter, code.text); err != nil {
 		err = fmt.Errorf("interpreter %s: %w", spec.Command[0], err)
 	}
 	if err != nil {
@@ -137,9 +137,9 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 	return end.Status, err
 }
 
-// begin gives code to an interpreter as soon as it has loaded, and returns the
+// giveCode gives code to an interpreter as soon as it has loaded, and returns the
 // nonce of the reply.
-func begin(ctx context.Context, signals <-chan os.Signal, loaded <-chan error, i *interpreter.Interpreter, code string) (uint64, error) {
+func giveCode(ctx context.Context, signals <-chan os.Signal, loaded <-chan error, i *interpreter.Interpreter, code string) (uint64, error) {
 	failure, err := await(ctx, signals, loaded)
 	if err == nil {
 		err = failure

@@ -74,7 +74,7 @@ func (e *executor) run(ctx context.Context) error {
 	if e.spec.Sessions() {
 		_ = e.start(nil)
 	} else {
-		e.pings.settle(nil)
+		e.pings.answerAll(nil)
 	}
 	if first.call != nil || first.request.Type != "" {
 		if err := e.do(ctx, first); err != nil {

@@ -35,7 +35,7 @@ func (e *executor) start(file *os.File) error {
 			e.lose()
 		}
 		e.logf("%v", err)
-		e.pings.settle(err)
+		e.pings.answerAll(err)
 		return err
 	}
 	e.current, e.phase = current, loading
@@ -57,7 +57,7 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 		err := attempt.Load(ctx, e.current, min(e.spec.LoadTimeout(), time.Until(deadline)))
 		if err == nil {
 			e.phase = ready
-			e.pings.settle(nil)
+			e.pings.answerAll(nil)
 			return nil
 		}
 		if c := e.takeCrossing(); c != nil {
@@ -75,7 +75,7 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 			continue
 		}
 		err = fmt.Errorf("%s did not load: %w", e.spec.Command[0], err)
-		e.pings.settle(err)
+		e.pings.answerAll(err)
 		if restored {
 			_ = e.start(nil)
 		}
@@ -92,7 +92,7 @@ func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) er
 	case ok && r.Kind == driver.Ready && e.phase == loading:
 		if err = e.warm(ctx); err == nil {
 			e.phase = ready
-			e.pings.settle(nil)
+			e.pings.answerAll(nil)
 			return nil
 		}
 	default:
@@ -116,7 +116,7 @@ func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) er
 		_ = e.start(nil)
 		return nil
 	}
-	e.pings.settle(fmt.Errorf("%s did not load: %w", e.spec.Command[0], err))
+	e.pings.answerAll(fmt.Errorf("%s did not load: %w", e.spec.Command[0], err))
 	return nil
 }
 

@@ -44,8 +44,8 @@ func (p *pings) started() {
 	p.known, p.failure = false, nil
 }
 
-// settle answers the waiting pings. failure is nil if the interpreter has loaded.
-func (p *pings) settle(failure error) {
+// answerAll answers the waiting pings. failure is nil if the interpreter has loaded.
+func (p *pings) answerAll(failure error) {
 	p.mu.Lock()
 	waiting := p.waiting
 	p.waiting, p.known, p.failure = nil, true, failure

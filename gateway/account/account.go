@@ -138,7 +138,7 @@ type turns struct {
 	running *Pool
 }
 
-func (t *turns) Execute(ctx context.Context, one call.Call) (call.Result, error) {
+func (t *turns) Answer(ctx context.Context, one call.Call) (call.Result, error) {
 	if one.Ticket != nil {
 		select {
 		case <-one.Ticket.Turn:
@@ -156,7 +156,7 @@ func (t *turns) Execute(ctx context.Context, one call.Call) (call.Result, error)
 			leave() // the executor panicked
 		}
 	}()
-	result, err := t.next.Execute(ctx, one)
+	result, err := t.next.Answer(ctx, one)
 	isOver, result.Release = true, leave
 	return result, err
 }

@@ -128,7 +128,7 @@ type executor struct {
 	running []string
 }
 
-func (e *executor) Execute(_ context.Context, c call.Call) (call.Result, error) {
+func (e *executor) Answer(_ context.Context, c call.Call) (call.Result, error) {
 	e.mu.Lock()
 	e.running = append(e.running, c.Principal+c.Session)
 	e.mu.Unlock()
@@ -145,7 +145,7 @@ func TestCalls_WaitForTheirTurnFirst(t *testing.T) {
 		var all sync.WaitGroup
 		run := func(c call.Call) {
 			all.Go(func() {
-				result, err := calls.Execute(t.Context(), c)
+				result, err := calls.Answer(t.Context(), c)
 				if err != nil {
 					t.Error(err)
 				}

@@ -24,7 +24,7 @@ import (
 // asks is an executor whose calls ask about a matter.
 type asks func(ctx context.Context, c call.Call)
 
-func (a asks) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+func (a asks) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	a(ctx, c)
 	return call.Result{}, nil
 }
@@ -36,7 +36,7 @@ func decide(t *testing.T, book *ask.Book, principal string) <-chan call.Choice {
 	go func() {
 		_, _ = book.Executor(asks(func(ctx context.Context, c call.Call) {
 			chosen <- c.User.Decide(ctx, call.Matter{Kind: call.ToTool, Name: "github.create_issue", Arguments: hostile})
-		})).Execute(t.Context(), c)
+		})).Answer(t.Context(), c)
 	}()
 	return chosen
 }

@@ -349,7 +349,7 @@ func (x *exchange) legacy(m rpc.Message) {
 	if m.IsRequest() && m.Method == string(mcp.MethodInitialize) {
 		reply := x.handler.Answer(m)
 		if _, ok := reply.(mcp.JSONRPCResponse); ok {
-			x.w.Header().Set(sessionHeader, x.sessions.begin(x.who, m.Elicits()))
+			x.w.Header().Set(sessionHeader, x.sessions.open(x.who, m.Elicits()))
 			x.logClient(m)
 		}
 		x.write(http.StatusOK, reply)

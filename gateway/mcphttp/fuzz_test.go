@@ -49,7 +49,7 @@ func FuzzServer(f *testing.F) {
 			t.Skip(err)
 		}
 		if session == "begun" {
-			session = s.sessions.begin("fuzz", false)
+			session = s.sessions.open("fuzz", false)
 		}
 		r.Header = http.Header{"Authorization": {"Bearer fuzz"}, "Content-Type": {kind}, "Mcp-Protocol-Version": {version}, "Mcp-Method": {name}, "Mcp-Name": {named}, "Mcp-Session-Id": {session}}
 		s.fuzzed(t, r)

@@ -123,9 +123,9 @@ func (l *boundedListener) Close() error {
 	return l.Listener.Close()
 }
 
-// settle waits until each new connection is answered, closed or no longer new, or until ctx
+// awaitNew waits until each new connection is answered, closed or no longer new, or until ctx
 // ends.
-func (l *boundedListener) settle(ctx context.Context) {
+func (l *boundedListener) awaitNew(ctx context.Context) {
 	for l.hasNew() && ctx.Err() == nil {
 		time.Sleep(settlePause)
 	}

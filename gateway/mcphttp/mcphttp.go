@@ -262,7 +262,7 @@ func (s *Server) Close(within time.Duration) {
 		case <-s.accepted:
 		case <-ctx.Done():
 		}
-		listener.settle(ctx)
+		listener.awaitNew(ctx)
 	}
 	// Shutdown also waits until the answers are written.
 	if s.http.Shutdown(ctx) != nil {

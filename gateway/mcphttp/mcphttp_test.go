@@ -120,14 +120,14 @@ func environment(name string) registry.Environment {
 // asking asks the user before a call whose code begins with "# ask".
 type asking struct{ call.Executor }
 
-func (a asking) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+func (a asking) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	if strings.HasPrefix(c.Code, "# ask") {
 		q := call.Question{Text: "?", Choices: []call.Labelled{{Choice: call.Once, Label: "once"}}, Until: time.Now().Add(patience.Long)}
 		if choice, err := c.Client.Put(ctx, q); err != nil || choice != call.Once {
 			return call.Result{}, fmt.Errorf("the user chose %q, %v", choice, err)
 		}
 	}
-	return a.Executor.Execute(ctx, c)
+	return a.Executor.Answer(ctx, c)
 }
 
 // start starts a Server on a port of this machine.

@@ -45,8 +45,8 @@ func newSessions() *sessions {
 	return s
 }
 
-// begin returns a new HTTP session's id.
-func (s *sessions) begin(principal string, elicits bool) string {
+// open returns a new HTTP session's id.
+func (s *sessions) open(principal string, elicits bool) string {
 	mark := plainMark
 	if elicits {
 		mark = formsMark

@@ -9,7 +9,7 @@ import (
 func TestSessions_AreOfOnePrincipalAndServer(t *testing.T) {
 	s, other := newSessions(), newSessions()
 	for _, elicits := range []bool{false, true} {
-		id := s.begin("alice", elicits)
+		id := s.open("alice", elicits)
 		if found := s.find("alice", id); found == nil || found.id != id || found.elicits != elicits {
 			t.Errorf("%q is found as %+v", id, found)
 		}
@@ -32,7 +32,7 @@ func TestSessions_AreOfOnePrincipalAndServer(t *testing.T) {
 		}
 	}
 	// An id ends where its principal begins.
-	one, two := s.begin("alice", false), s.begin("alice", false)
+	one, two := s.open("alice", false), s.open("alice", false)
 	if s.find("lice", one) != nil || one == two {
 		t.Error("ids are not of one principal, or not different")
 	}

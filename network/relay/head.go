@@ -23,8 +23,8 @@ type head struct {
 	status int
 }
 
-// begin expects another response.
-func (h *head) begin() {
+// reset expects another response.
+func (h *head) reset() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.body, h.lines, h.column, h.first, h.status = false, 0, 0, true, 0

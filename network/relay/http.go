@@ -43,7 +43,7 @@ func (r *Relay) startHTTP() {
 	r.proxy = &httputil.ReverseProxy{
 		Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
 			c := connectionOf(q)
-			c.http.head.begin()
+			c.http.head.reset()
 			return c.transport().RoundTrip(q)
 		}),
 		FlushInterval: -1,

@@ -132,13 +132,13 @@ func (r *Relay) Serve(listener *net.TCPListener, port uint16) {
 		case err != nil:
 			time.Sleep(retryAfter)
 		default:
-			r.begin(client, port)
+			r.accept(client, port)
 		}
 	}
 }
 
-// begin serves a connection in a goroutine of its own, or refuses it if too many are open.
-func (r *Relay) begin(client *net.TCPConn, port uint16) {
+// accept serves a connection in a goroutine of its own, or refuses it if too many are open.
+func (r *Relay) accept(client *net.TCPConn, port uint16) {
 	asked := client.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	c := &connection{r: r, client: client, asked: netip.AddrPortFrom(asked, port), began: time.Now()}
 	c.name = r.names.Name(asked)

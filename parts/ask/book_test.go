@@ -30,7 +30,7 @@ var silent = way(func(ctx context.Context, _ call.Question) (call.Choice, error)
 // asks is an executor whose calls ask about a matter.
 type asks func(ctx context.Context, c call.Call)
 
-func (a asks) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+func (a asks) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	a(ctx, c)
 	return call.Result{}, nil
 }
@@ -39,7 +39,7 @@ func quiet() *Book { return New(slog.New(slog.DiscardHandler)) }
 
 // decide has a call ask, and returns the choice.
 func decide(ctx context.Context, b *Book, c call.Call, m call.Matter) (choice call.Choice) {
-	_, _ = b.Executor(asks(func(ctx context.Context, c call.Call) { choice = c.User.Decide(ctx, m) })).Execute(ctx, c)
+	_, _ = b.Executor(asks(func(ctx context.Context, c call.Call) { choice = c.User.Decide(ctx, m) })).Answer(ctx, c)
 	return choice
 }
 
@@ -195,7 +195,7 @@ func TestBook_IsBounded(t *testing.T) {
 			for range 100 {
 				c.User.Decide(ctx, someTool)
 			}
-		})).Execute(t.Context(), python("a", "", always(call.No, &n)))
+		})).Answer(t.Context(), python("a", "", always(call.No, &n)))
 		if n != maxOfCall || len(b.open) != 0 {
 			t.Errorf("%d questions of one call, %d open", n, len(b.open))
 		}
@@ -216,7 +216,7 @@ func TestBook_AllQuestionsOfACallShareItsTime(t *testing.T) {
 				c.User.Decide(ctx, someTool)
 				synctest.Wait()
 			}
-		})).Execute(t.Context(), python("a", "", client))
+		})).Answer(t.Context(), python("a", "", client))
 		if got := time.Since(began); got != time.Minute {
 			t.Errorf("they wait for %v", got)
 		}

@@ -21,13 +21,13 @@ type executor struct {
 	next call.Executor
 }
 
-// Execute implements [call.Executor].
-func (e *executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+// Answer implements [call.Executor].
+func (e *executor) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	u := &user{book: e.book, call: c, waits: map[subject]chan struct{}{}, chosen: map[subject]call.Choice{}}
 	u.clock.Most = c.Env.AskWithin
 	u.mayAsk = asksHosts(c.Env)
 	c.User = u
-	return e.next.Execute(ctx, c)
+	return e.next.Answer(ctx, c)
 }
 
 func asksHosts(env registry.Environment) bool { return env.Network != nil && len(env.Network.Ask) > 0 }

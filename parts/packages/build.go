@@ -96,11 +96,11 @@ func NewExecutor(next call.Executor, o Options) *Executor {
 	return &Executor{next: next, Options: o, began: time.Now(), builds: map[string]*build{}}
 }
 
-// Execute implements [call.Executor]. The error is a [*BuildingError] or a [*BuildError] if the
+// Answer implements [call.Executor]. The error is a [*BuildingError] or a [*BuildError] if the
 // environment is not built.
-func (e *Executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+func (e *Executor) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	if c.Env.Base == "" {
-		return e.next.Execute(ctx, c)
+		return e.next.Answer(ctx, c)
 	}
 	if c.Env.SessionExec == "" {
 		env, err := e.await(ctx, c)
@@ -113,7 +113,7 @@ func (e *Executor) Execute(ctx context.Context, c call.Call) (call.Result, error
 	if e.Used != nil {
 		e.Used(c.Env)
 	}
-	return e.next.Execute(ctx, c)
+	return e.next.Answer(ctx, c)
 }
 
 // await returns the environment of a call when it is built.
@@ -242,7 +242,7 @@ func (e *Executor) build(ctx context.Context, c call.Call, key string, one *buil
 		defer done()
 	}
 	err := guard.ErrPanic
-	_ = guard.Run(func() { err = e.ask(c.Env, key) }) // is logged
+	_ = guard.Run(func() { err = e.order(c.Env, key) }) // is logged
 	if err != nil {
 		one.failed <- err
 	}
@@ -277,9 +277,9 @@ func line(b *BuildingError) string {
 	return fmt.Sprintf("building %s: %d of %d", b.Env, b.Done, b.Total)
 }
 
-// ask writes the request of a key and has the builder told. An earlier failure is
+// order writes the request of a key and has the builder told. An earlier failure is
 // forgotten, so that the next one is of this request.
-func (e *Executor) ask(env registry.Environment, key string) error {
+func (e *Executor) order(env registry.Environment, key string) error {
 	if e.Ask == nil {
 		return errors.New("this server has no builder")
 	}

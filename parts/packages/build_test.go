@@ -50,7 +50,7 @@ func environment(t *testing.T) registry.Environment {
 // next is an executor that answers with the environment of the call.
 type next struct{ got []registry.Environment }
 
-func (n *next) Execute(_ context.Context, c call.Call) (call.Result, error) {
+func (n *next) Answer(_ context.Context, c call.Call) (call.Result, error) {
 	n.got = append(n.got, c.Env)
 	return call.Result{}, nil
 }
@@ -89,7 +89,7 @@ func TestExecute_BuildsOnceAndRuns(t *testing.T) {
 		must.Do(t, os.Symlink(env.OnDemand.Folder, filepath.Join(folder, ResultLink)))
 	})
 	for range 2 {
-		if _, err := r.Execute(t.Context(), call.Call{Env: env}); err != nil {
+		if _, err := r.Answer(t.Context(), call.Call{Env: env}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,7 +100,7 @@ func TestExecute_BuildsOnceAndRuns(t *testing.T) {
 		t.Errorf("its use is not noted: %v", err)
 	}
 	// The control: another environment is nobody's business here.
-	if _, err := r.Execute(t.Context(), call.Call{Env: registry.Environment{Name: "python"}}); err != nil || len(r.asked) != 1 {
+	if _, err := r.Answer(t.Context(), call.Call{Env: registry.Environment{Name: "python"}}); err != nil || len(r.asked) != 1 {
 		t.Errorf("%v, asked for %v", err, r.asked)
 	}
 }
@@ -111,7 +111,7 @@ func TestExecute_WaitsAsLongAsTheCallMay(t *testing.T) {
 		r := newRig(t, func(folder string) { put(t, folder, BuildingFile, "1 3 17\n") })
 		var progress sandbox.Progress
 		began := time.Now()
-		_, err := r.Execute(t.Context(), call.Call{Env: env, Timeout: 5 * time.Second, Progress: &progress})
+		_, err := r.Answer(t.Context(), call.Call{Env: env, Timeout: 5 * time.Second, Progress: &progress})
 		var building *BuildingError
 		if !errors.As(err, &building) || *building != (BuildingError{Env: "python+pandas", Done: 3, Total: 17}) || time.Since(began) != 5*time.Second {
 			t.Errorf("%v after %v", err, time.Since(began))
@@ -122,7 +122,7 @@ func TestExecute_WaitsAsLongAsTheCallMay(t *testing.T) {
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := r.Execute(ctx, call.Call{Env: env}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := r.Answer(ctx, call.Call{Env: env}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the call that was cancelled: %v", err)
 		}
 		if len(r.next.got) != 0 {
@@ -147,7 +147,7 @@ func TestExecute_SaysWhyNothingWasBuilt(t *testing.T) {
 		want.Env = env
 		r := newRig(t, func(folder string) { put(t, folder, FailedFile, text) })
 		for range 3 {
-			_, err := r.Execute(t.Context(), call.Call{Env: env})
+			_, err := r.Answer(t.Context(), call.Call{Env: env})
 			var failed *BuildError
 			if !errors.As(err, &failed) {
 				t.Fatalf("%q: %v", text, err)
@@ -163,7 +163,7 @@ func TestExecute_SaysWhyNothingWasBuilt(t *testing.T) {
 		key := Key(env, nameOf(env))
 		old := time.Now().Add(-2 * retryAfter)
 		must.Do(t, os.Chtimes(filepath.Join(r.folder, key, FailedFile), old, old))
-		if _, err := r.Execute(t.Context(), call.Call{Env: env}); err == nil || len(r.asked) != 2 {
+		if _, err := r.Answer(t.Context(), call.Call{Env: env}); err == nil || len(r.asked) != 2 {
 			t.Errorf("%q, after a while: %v, asked %d times", text, err, len(r.asked))
 		}
 	}
@@ -176,7 +176,7 @@ func TestExecute_RefusesABrokenArtifact(t *testing.T) {
 	r := newRig(t, func(folder string) {
 		must.Do(t, os.Symlink(env.OnDemand.Folder, filepath.Join(folder, ResultLink)))
 	})
-	_, err := r.Execute(t.Context(), call.Call{Env: env})
+	_, err := r.Answer(t.Context(), call.Call{Env: env})
 	var failed *BuildError
 	if !errors.As(err, &failed) || failed.Kind != Failed || !strings.Contains(failed.Reason, "session_exec") {
 		t.Errorf("%v", err)
@@ -187,7 +187,7 @@ func TestExecute_HasNoBuilder(t *testing.T) {
 	env := environment(t)
 	for _, ask := range []func(string) error{nil, func(string) error { return errors.New("gone") }} {
 		e := NewExecutor(&next{}, Options{Folder: t.TempDir(), Log: slog.New(slog.DiscardHandler), Ask: ask})
-		_, err := e.Execute(t.Context(), call.Call{Env: env})
+		_, err := e.Answer(t.Context(), call.Call{Env: env})
 		var failed *BuildError
 		if !errors.As(err, &failed) || failed.Kind != NoBuild {
 			t.Errorf("%v", err)
@@ -209,7 +209,7 @@ func TestExecute_AsksWhileItIsGivenUp(t *testing.T) {
 			}
 			removed <- err
 		}()
-		if err := r.ask(env, "key"); err != nil {
+		if err := r.order(env, "key"); err != nil {
 			t.Error(err)
 		}
 		must.Do(t, <-removed)
@@ -234,7 +234,7 @@ func TestExecute_BuildsInTurns(t *testing.T) {
 		call := func(ctx context.Context, principal, name string) {
 			env := base
 			env.Base, env.Added = "python", []string{name}
-			all.Go(func() { _, _ = r.Execute(ctx, call.Call{Principal: principal, Env: env}) })
+			all.Go(func() { _, _ = r.Answer(ctx, call.Call{Principal: principal, Env: env}) })
 			synctest.Wait()
 		}
 		for i := range 20 {

@@ -58,7 +58,7 @@ func with(added ...string) registry.Environment {
 
 // runIn runs code in session s of an environment.
 func (f *fixture) runIn(env registry.Environment, code string) (string, call.Result, error) {
-	result, err := f.Execute(f.t.Context(), call.Call{Session: "s", Env: env, Code: code})
+	result, err := f.Answer(f.t.Context(), call.Call{Session: "s", Env: env, Code: code})
 	return result.Stdout.Head, result, err
 }
 

@@ -110,11 +110,11 @@ type Restart struct {
 
 // Executor answers calls. Its methods may be called at the same time.
 type Executor interface {
-	// Execute runs a call and returns its result. When ctx ends, a running call is interrupted, and
+	// Answer runs a call and returns its result. When ctx ends, a running call is interrupted, and
 	// its result says so. The error says why the code did not run or did not end: ctx's,
 	// [sandbox.ErrClosed], a [*StartError], a [*sandbox.DeadError] if the sandbox ended during the
 	// call, of which the result then shows the beginning, or one of the errors below.
-	Execute(ctx context.Context, call Call) (Result, error)
+	Answer(ctx context.Context, call Call) (Result, error)
 }
 
 // StartError reports that no sandbox could be started for a call.

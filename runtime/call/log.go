@@ -18,9 +18,9 @@ type logged struct {
 	log  *slog.Logger
 }
 
-func (l *logged) Execute(ctx context.Context, call Call) (Result, error) {
+func (l *logged) Answer(ctx context.Context, call Call) (Result, error) {
 	began := time.Now()
-	result, err := l.next.Execute(ctx, call)
+	result, err := l.next.Answer(ctx, call)
 	attributes := []any{
 		slog.String("env", call.Env.Name),
 		slog.String("session", call.Session),

@@ -19,7 +19,7 @@ type fixed struct {
 	err    error
 }
 
-func (f fixed) Execute(context.Context, Call) (Result, error) { return f.result, f.err }
+func (f fixed) Answer(context.Context, Call) (Result, error) { return f.result, f.err }
 
 // Every call is a line; a sandbox that died is a line of its own, with why.
 func TestLog_WritesALineForEachCall(t *testing.T) {
@@ -37,7 +37,7 @@ func TestLog_WritesALineForEachCall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			log := slog.New(slog.NewTextHandler(&out, nil))
-			result, err := Log(test.answer, log).Execute(t.Context(), Call{Principal: "alice", Env: registry.Environment{Name: "bash"}, Session: "s", Code: "code"})
+			result, err := Log(test.answer, log).Answer(t.Context(), Call{Principal: "alice", Env: registry.Environment{Name: "bash"}, Session: "s", Code: "code"})
 			if result.ExitCode != test.answer.result.ExitCode || !errors.Is(err, test.answer.err) {
 				t.Errorf("it answered %+v, %v", result, err)
 			}

@@ -29,7 +29,7 @@ type observed struct {
 // errPanicked is the error for observers of a call with an executor that panicked.
 var errPanicked = errors.New("the server failed to run this call")
 
-func (o *observed) Execute(ctx context.Context, call Call) (result Result, err error) {
+func (o *observed) Answer(ctx context.Context, call Call) (result Result, err error) {
 	ends := make([]func(Result, error), len(o.observers))
 	for i, observer := range o.observers {
 		ends[i] = observer.Begin(call)
@@ -40,7 +40,7 @@ func (o *observed) Execute(ctx context.Context, call Call) (result Result, err e
 			end(result, err)
 		}
 	}()
-	result, err = o.next.Execute(ctx, call)
+	result, err = o.next.Answer(ctx, call)
 	return result, err
 }
 

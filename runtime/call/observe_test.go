@@ -19,19 +19,19 @@ func (r *recorder) Begin(c Call) func(Result, error) {
 
 type panicking struct{}
 
-func (panicking) Execute(context.Context, Call) (Result, error) { panic("a defect") }
+func (panicking) Answer(context.Context, Call) (Result, error) { panic("a defect") }
 
 func TestObserve_TellsOfEachCallOnce(t *testing.T) {
 	var a, b recorder
 	ok := Result{}
 	ok.Outcome = "ok"
 	calls := Observe(fixed{ok, nil}, &a, &b)
-	_, _ = calls.Execute(t.Context(), Call{Session: "s"})
-	_, _ = Observe(fixed{Result{}, context.Canceled}, &a, &b).Execute(t.Context(), Call{})
+	_, _ = calls.Answer(t.Context(), Call{Session: "s"})
+	_, _ = Observe(fixed{Result{}, context.Canceled}, &a, &b).Answer(t.Context(), Call{})
 	ReportRefusal(Call{Session: "t"}, errors.New("no"), &a, &b)
 	func() {
 		defer func() { _ = recover() }()
-		_, _ = Observe(panicking{}, &a, &b).Execute(t.Context(), Call{})
+		_, _ = Observe(panicking{}, &a, &b).Answer(t.Context(), Call{})
 	}()
 	for _, r := range []recorder{a, b} {
 		if len(r.began) != 4 || r.began[0].Session != "s" || r.began[2].Session != "t" {

@@ -38,7 +38,7 @@ const (
 // executor answers calls by their code.
 type executor func(ctx context.Context, code string) string
 
-func (f executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+func (f executor) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	return call.Result{Result: sandbox.Result{Outcome: frame.OutcomeOK, Stdout: sandbox.Text{Head: f(ctx, c.Code)}}}, nil
 }
 

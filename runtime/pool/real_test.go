@@ -62,7 +62,7 @@ func TestRealSandboxes(t *testing.T) {
 		box := must.Get(p.Start(t.Context(), spec))(t)
 		defer box.Kill()
 		const code = `echo "$GIVEN:$(ls -A /workspace /tmp | tr -d '\n')"; touch /workspace/mine /tmp/mine; sleep 99 & disown`
-		result := must.Get(box.Execute(t.Context(), sandbox.Request{Code: code, Timeout: patience.Long}))(t)
+		result := must.Get(box.Run(t.Context(), sandbox.Request{Code: code, Timeout: patience.Long}))(t)
 		return box, result.Stdout.Head + result.Stderr.Head
 	}
 	seen := map[sandbox.Sandbox]bool{}

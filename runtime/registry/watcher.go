@@ -71,17 +71,17 @@ func (w *Watcher) Run(ctx context.Context, again <-chan os.Signal, rebuild func(
 		case <-again:
 			w.log.Info("reading the sandbox folders again")
 			rebuild()
-			w.settle(ctx, w.folders.Fingerprint())
+			w.readWhenQuiet(ctx, w.folders.Fingerprint())
 		case <-ticker.C:
 			if now := w.folders.Fingerprint(); now != w.seen {
-				w.settle(ctx, now)
+				w.readWhenQuiet(ctx, now)
 			}
 		}
 	}
 }
 
-// settle waits until the folders stay as they are, and reads them.
-func (w *Watcher) settle(ctx context.Context, now uint64) {
+// readWhenQuiet waits until the folders stay as they are, and reads them.
+func (w *Watcher) readWhenQuiet(ctx context.Context, now uint64) {
 	for began := time.Now(); time.Since(began) < settleWithin; {
 		select {
 		case <-ctx.Done():

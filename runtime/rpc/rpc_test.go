@@ -388,7 +388,7 @@ func TestAnswer_NotifiesOfProgress(t *testing.T) {
 // panicking is an Executor that panics.
 type panicking struct{}
 
-func (panicking) Execute(context.Context, call.Call) (call.Result, error) { panic("a test") }
+func (panicking) Answer(context.Context, call.Call) (call.Result, error) { panic("a test") }
 
 // A panic costs its own request, and not its session's queue.
 func TestAnswer_RecoversFromPanics(t *testing.T) {
@@ -426,9 +426,9 @@ type faultyMember struct {
 	*faulty
 }
 
-func (m *faultyMember) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+func (m *faultyMember) Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
 	m.at("call")
-	return m.Member.Execute(ctx, c, request)
+	return m.Member.Call(ctx, c, request)
 }
 
 func (m *faultyMember) Settle(ending bool) []func() { return []func(){func() { m.at("settle") }} }

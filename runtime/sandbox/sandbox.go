@@ -51,10 +51,10 @@ type Workspace interface {
 // Sandbox is a started sandbox. Its methods may be called at the same time. A sandbox may
 // also be [Saver], [Suspender], [Layered] or [Pooled].
 type Sandbox interface {
-	// Execute runs code. If ctx ends before the code does, the code is interrupted and the result
+	// Run runs code. If ctx ends before the code does, the code is interrupted and the result
 	// says so; if ctx has ended already, its error is returned. If the sandbox ends, the error is a
 	// [*DeadError], and the result has the code's output so far.
-	Execute(ctx context.Context, request Request) (Result, error)
+	Run(ctx context.Context, request Request) (Result, error)
 	// CopyFile writes a file under /workspace to a writer, in parts, and returns its size
 	// in bytes. The error is a [*TooLargeError] if it has more than limit bytes, and a
 	// [*MissingFileError] if there is no such file.

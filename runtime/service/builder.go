@@ -15,9 +15,9 @@ type builder int
 
 var errNoBuilder = errors.New("this server builds nothing")
 
-// ask writes a line to the builder. It does not wait: a full pipe has more lines than there are
+// write writes a line to the builder. It does not wait: a full pipe has more lines than there are
 // builds.
-func (b builder) ask(line string) error {
+func (b builder) write(line string) error {
 	if b == 0 {
 		return nil
 	}
@@ -36,7 +36,7 @@ func (b builder) bounds(o registry.Bounds) error {
 	if o == (registry.Bounds{}) {
 		return nil
 	}
-	return b.ask(fmt.Sprintf("bounds %d %d %d %d %d", o.MaxBuilds, o.BuildSeconds, o.MaxClosureMB<<20, o.KeepDays, o.KeepMB<<20))
+	return b.write(fmt.Sprintf("bounds %d %d %d %d %d", o.MaxBuilds, o.BuildSeconds, o.MaxClosureMB<<20, o.KeepDays, o.KeepMB<<20))
 }
 
 // derive asks for the environment with packages that has this key.
@@ -44,7 +44,7 @@ func (b builder) derive(key string) error {
 	if b == 0 {
 		return errNoBuilder
 	}
-	if err := b.ask("derive " + key); err != nil {
+	if err := b.write("derive " + key); err != nil {
 		return fmt.Errorf("the process that builds cannot be asked: %w", err)
 	}
 	return nil

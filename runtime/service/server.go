@@ -184,7 +184,7 @@ func (s *Server) Build(key string) error { return s.builder.derive(key) }
 
 // rebuild asks the builder of the wrapper to build again.
 func (s *Server) rebuild() {
-	if err := s.builder.ask(""); err != nil {
+	if err := s.builder.write(""); err != nil {
 		s.Log.Error("nothing is built again", "error", fmt.Errorf("ask the builder: %w", err))
 	}
 }

@@ -88,7 +88,7 @@ type Asking interface {
 
 // CallFiles keeps files of one-shot calls; package callfiles does it.
 type CallFiles interface {
-	session.Keeper
+	session.CallFiles
 	tool.Kept
 	Close()
 }

@@ -17,26 +17,26 @@ const (
 	killDelay = 5 * time.Millisecond
 )
 
-// Keeper keeps the files of one-shot calls, whose sandboxes are about to end. Package
+// CallFiles keeps the files of one-shot calls, whose sandboxes are about to end. Package
 // callfiles implements it.
-type Keeper interface {
+type CallFiles interface {
 	// Keep sets Kept of the files that it keeps for a principal.
 	Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) []call.Note
 }
 
 // OneShot returns an Executor that starts a sandbox for each call and ends it afterwards.
 // Files that the call wrote to /workspace/outputs go to keeper, which may be nil.
-func OneShot(starter sandbox.Starter, spec SpecFunc, keeper Keeper) call.Executor {
+func OneShot(starter sandbox.Starter, spec SpecFunc, keeper CallFiles) call.Executor {
 	return &oneShot{starter, spec, keeper}
 }
 
 type oneShot struct {
 	starter sandbox.Starter
 	spec    SpecFunc
-	keeper  Keeper
+	keeper  CallFiles
 }
 
-func (o *oneShot) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+func (o *oneShot) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	box, err := start(ctx, o.starter, o.spec(c))
 	if err != nil {
 		return call.Result{}, err
@@ -59,7 +59,7 @@ func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, request sand
 	if c.User != nil {
 		c.User.Serve(&request)
 	}
-	result, err := box.Execute(ctx, request)
+	result, err := box.Run(ctx, request)
 	if err != nil {
 		return result, err
 	}

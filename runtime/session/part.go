@@ -41,8 +41,8 @@ type Start struct {
 // when the server ends.
 type Member interface {
 	Sandbox() sandbox.Sandbox
-	// Execute runs a call. It returns when the result is complete.
-	Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error)
+	// Call runs a call. It returns when the result is complete.
+	Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error)
 	// Settle returns what remains to be done after the answer to the last call has been
 	// written, or nil. The session's next call waits for it. If the server is ending,
 	// suspension may follow.
@@ -63,7 +63,7 @@ type plain struct{ box sandbox.Sandbox }
 
 func (p plain) Sandbox() sandbox.Sandbox { return p.box }
 
-func (p plain) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+func (p plain) Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
 	result, err := execute(ctx, p.box, c, request)
 	return call.Result{Result: result}, err
 }

@@ -31,7 +31,7 @@ func TestRealSandboxes(t *testing.T) {
 	defer sessions.Close()
 	var progress sandbox.Progress
 	run := func(ctx context.Context, session, code string) (call.Result, error) {
-		return sessions.Execute(ctx, call.Call{Env: bash, Session: session, Code: code, Progress: &progress})
+		return sessions.Answer(ctx, call.Call{Env: bash, Session: session, Code: code, Progress: &progress})
 	}
 	for _, step := range []struct{ session, code, want string }{
 		{"a", "x=1; echo $x", "1\n"}, {"b", "echo none$x", "none\n"}, {"a", "echo $((x+1))", "2\n"}, {"", "echo once$x", "once\n"},
@@ -63,7 +63,7 @@ func TestRealSandboxes(t *testing.T) {
 	broken := bash
 	broken.SessionExec = "/nowhere/session-run"
 	var start *call.StartError
-	if _, err := sessions.Execute(t.Context(), call.Call{Env: broken}); !errors.As(err, &start) {
+	if _, err := sessions.Answer(t.Context(), call.Call{Env: broken}); !errors.As(err, &start) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -82,7 +82,7 @@ func TestRealSandboxes_ShareFiles(t *testing.T) {
 	sessions := session.New(session.Options{Starter: starter, Spec: sandboxtest.Spec, OneShot: session.OneShot(starter, sandboxtest.Spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: slog.New(slog.DiscardHandler)})
 	sessions.Workspaces = starter.(sandbox.Workspaces)
 	run := func(env registry.Environment, code string) (call.Result, error) {
-		return sessions.Execute(t.Context(), call.Call{Env: env, Session: "s", Code: code})
+		return sessions.Answer(t.Context(), call.Call{Env: env, Session: "s", Code: code})
 	}
 	for _, step := range []struct {
 		env        registry.Environment

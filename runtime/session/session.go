@@ -243,11 +243,11 @@ func (m *Manager) dequeue(s *session, turn chan struct{}) {
 	}
 }
 
-// Execute implements [call.Executor]. It waits for the turn of the call's ticket, and
+// Answer implements [call.Executor]. It waits for the turn of the call's ticket, and
 // starts a sandbox unless the session has one that can run the call.
-func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+func (m *Manager) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	if c.Session == "" {
-		return m.OneShot.Execute(ctx, c)
+		return m.OneShot.Answer(ctx, c)
 	}
 	ticket := c.Ticket
 	if ticket == nil {
@@ -268,7 +268,7 @@ func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error)
 		ctx, stop = m.untilEnding(ctx)
 		defer stop()
 	}
-	result, err := one.Execute(ctx, c, sandbox.Request{Grace: sessionGrace, Keep: true, Shared: m.Workspaces != nil})
+	result, err := one.Call(ctx, c, sandbox.Request{Grace: sessionGrace, Keep: true, Shared: m.Workspaces != nil})
 	result.Restart, result.Notes = one.restart, append(one.notes, result.Notes...)
 	one.restart, one.notes = nil, nil
 	if c.Last {

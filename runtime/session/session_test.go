@@ -64,7 +64,7 @@ func environment(name string) registry.Environment {
 // do runs code with a ticket.
 func (f *fixture) do(ctx context.Context, ticket *call.Ticket, code string) (call.Result, error) {
 	defer ticket.Release()
-	return f.Execute(ctx, call.Call{
+	return f.Answer(ctx, call.Call{
 		Principal: ticket.Key.Principal, Session: ticket.Key.ID, Ticket: ticket, Env: environment("one"), Code: code,
 	})
 }
@@ -134,7 +134,7 @@ func TestSession_BelongsToItsPrincipal(t *testing.T) {
 func TestSession_HasOneEnvironment(t *testing.T) {
 	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
 		f.in("a", "echo 1", "1\n")
-		_, err := f.Execute(t.Context(), call.Call{Session: "a", Env: environment("two"), Code: "echo"})
+		_, err := f.Answer(t.Context(), call.Call{Session: "a", Env: environment("two"), Code: "echo"})
 		var other *call.OtherEnvError
 		if !errors.As(err, &other) || *other != (call.OtherEnvError{Session: "a", Has: "one", Wanted: "two"}) {
 			t.Errorf("error %v", err)
@@ -157,7 +157,7 @@ func sharing(t *testing.T, limits Limits, test func(t *testing.T, f *fixture, in
 		f.Workspaces = f.machine
 		test(t, f, func(env, code string) (string, call.Result, error) {
 			t.Helper()
-			result, err := f.Execute(t.Context(), call.Call{Session: "s", Env: environment(env), Code: code})
+			result, err := f.Answer(t.Context(), call.Call{Session: "s", Env: environment(env), Code: code})
 			return result.Stdout.Head, result, err
 		})
 		f.Close()
@@ -191,7 +191,7 @@ func TestSharedFiles_AreOfAllEnvironments(t *testing.T) {
 		ticket.Release()
 		// Another session has files of its own, and a call without one has no others'.
 		for _, session := range []string{"other", ""} {
-			result, err := f.Execute(t.Context(), call.Call{Session: session, Env: environment("one"), Code: "cat a; echo end"})
+			result, err := f.Answer(t.Context(), call.Call{Session: session, Env: environment("one"), Code: "cat a; echo end"})
 			if result.Stdout.Head != "end\n" {
 				t.Errorf("session %q reads %q, error %v", session, result.Stdout.Head, err)
 			}
@@ -272,7 +272,7 @@ func TestSharedFiles_EndWithTheSession(t *testing.T) {
 		if !errors.As(err, &full) || full.Max != 2 {
 			t.Errorf("error %v", err)
 		}
-		_, err = f.Execute(t.Context(), call.Call{Session: "other", Env: environment("one"), Code: ":"})
+		_, err = f.Answer(t.Context(), call.Call{Session: "other", Env: environment("one"), Code: ":"})
 		if !errors.As(err, &full) || len(full.Idle) != 1 || full.Idle[0].Env != "one+two" {
 			t.Errorf("error %v: %+v", err, full)
 		}
@@ -504,7 +504,7 @@ func TestStart_Fails(t *testing.T) {
 	inBubble(t, Limits{Max: 1}, func(t *testing.T, f *fixture) {
 		f.machine.SetFailureRate(1)
 		for _, session := range []string{"a", "", "b", ""} {
-			_, err := f.Execute(t.Context(), call.Call{Session: session, Env: environment("one"), Code: "echo 1"})
+			_, err := f.Answer(t.Context(), call.Call{Session: session, Env: environment("one"), Code: "echo 1"})
 			var start *call.StartError
 			if !errors.As(err, &start) || start.Env != "one" || call.DiedDuring(err) != nil {
 				t.Errorf("session %q: error %v", session, err)
@@ -525,7 +525,7 @@ func TestStart_Cancelled(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
 		defer cancel()
 		for _, session := range []string{"a", ""} {
-			if _, err := f.Execute(ctx, call.Call{Session: session, Env: environment("one")}); !errors.Is(err, context.DeadlineExceeded) || call.Outcome(call.Result{}, err) != "refused" {
+			if _, err := f.Answer(ctx, call.Call{Session: session, Env: environment("one")}); !errors.Is(err, context.DeadlineExceeded) || call.Outcome(call.Result{}, err) != "refused" {
 				t.Errorf("session %q: error %v", session, err)
 			}
 		}
@@ -590,7 +590,7 @@ func TestEnded_AreForgotten(t *testing.T) {
 func TestOneShot_ThrowsTheSandboxAway(t *testing.T) {
 	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
 		for _, code := range []string{"x=1; echo none$y", "sleep 99", "crash", "exit 3"} {
-			_, err := f.Execute(t.Context(), call.Call{Env: environment("one"), Code: code})
+			_, err := f.Answer(t.Context(), call.Call{Env: environment("one"), Code: code})
 			if code != "crash" && err != nil {
 				t.Errorf("%s: %v", code, err)
 			}

@@ -30,8 +30,8 @@ type answer struct {
 // remarking is an Executor that adds the remarks to results.
 type remarking struct{ *Tool }
 
-func (t remarking) Execute(ctx context.Context, c call.Call) (call.Result, error) {
-	result, err := t.Executor.Execute(ctx, c)
+func (t remarking) Answer(ctx context.Context, c call.Call) (call.Result, error) {
+	result, err := t.Executor.Answer(ctx, c)
 	a := answer{c, result, err}
 	if a.ran() {
 		text := ""

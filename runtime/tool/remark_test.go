@@ -124,7 +124,7 @@ func BenchmarkMarkImitations(b *testing.B) {
 // printing is an Executor of code that prints a text to stdout.
 type printing string
 
-func (p printing) Execute(context.Context, call.Call) (call.Result, error) {
+func (p printing) Answer(context.Context, call.Call) (call.Result, error) {
 	return call.Result{Result: sandbox.Result{Outcome: frame.OutcomeOK, Stdout: sandbox.Text{Head: string(p)}}}, nil
 }
 

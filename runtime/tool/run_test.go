@@ -451,7 +451,7 @@ func TestRun_Facts(t *testing.T) {
 // failing is an Executor that only fails.
 type failing struct{ err error }
 
-func (f failing) Execute(context.Context, call.Call) (call.Result, error) {
+func (f failing) Answer(context.Context, call.Call) (call.Result, error) {
 	return call.Result{}, f.err
 }
 

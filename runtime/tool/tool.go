@@ -251,7 +251,7 @@ func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line st
 		return mcp.NewToolResultError(r.refusal.Error())
 	}
 	a := answer{call: r.call}
-	a.result, a.err = t.calls.Execute(ctx, r.call)
+	a.result, a.err = t.calls.Answer(ctx, r.call)
 	r.release = a.result.Release
 	return a.toolResult()
 }

@@ -320,8 +320,8 @@ func (s *Sandbox) WriteFile(name string, data []byte) {
 	s.workspace.write(inWorkspace(name), data)
 }
 
-// Execute implements [sandbox.Sandbox].
-func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox.Result, error) {
+// Run implements [sandbox.Sandbox].
+func (s *Sandbox) Run(ctx context.Context, request sandbox.Request) (sandbox.Result, error) {
 	s.runs.Lock()
 	defer s.runs.Unlock()
 	if err := ctx.Err(); err != nil {

@@ -31,11 +31,11 @@ func Create(folder string) (*Draft, error) {
 	if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s exists already", folder)
 	}
-	return begin(folder)
+	return newDraft(folder)
 }
 
-// begin begins to save a machine beside a folder.
-func begin(folder string) (_ *Draft, err error) {
+// newDraft begins to save a machine beside a folder.
+func newDraft(folder string) (_ *Draft, err error) {
 	d := &Draft{folder: folder}
 	if err := os.RemoveAll(d.partial()); err != nil { // of a process that was killed
 		return nil, err

@@ -219,7 +219,7 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 		return ErrBusy
 	}
 	s.clean()
-	draft, err := begin(filepath.Join(s.Folder, key))
+	draft, err := newDraft(filepath.Join(s.Folder, key))
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func withPackages(settings config.Config, set *registry.Set, name string) (regis
 	defer stop()
 	var result built
 	executor := packages.NewExecutor(&result, packages.Options{Folder: settings.Packages, Ask: ask, Log: slog.New(slog.DiscardHandler)})
-	_, err = executor.Execute(ctx, call.Call{Env: env, Timeout: 2 * time.Duration(o.BuildSeconds) * time.Second})
+	_, err = executor.Answer(ctx, call.Call{Env: env, Timeout: 2 * time.Duration(o.BuildSeconds) * time.Second})
 	if err != nil {
 		reason := err.Error()
 		var failed *packages.BuildError
@@ -98,8 +98,8 @@ func withPackages(settings config.Config, set *registry.Set, name string) (regis
 // built is an executor that only keeps the environment of a call.
 type built registry.Environment
 
-// Execute implements [call.Executor].
-func (b *built) Execute(_ context.Context, c call.Call) (call.Result, error) {
+// Answer implements [call.Executor].
+func (b *built) Answer(_ context.Context, c call.Call) (call.Result, error) {
 	*b = built(c.Env)
 	return call.Result{}, nil
 }

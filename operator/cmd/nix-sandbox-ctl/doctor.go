@@ -219,7 +219,7 @@ func probe(ctx context.Context, starter sandbox.Starter, env registry.Environmen
 		within = max(within, probeWithin)
 	}
 	code := env.Language.Probe
-	result, err := s.Execute(ctx, sandbox.Request{Code: code, Timeout: within, Grace: time.Second})
+	result, err := s.Run(ctx, sandbox.Request{Code: code, Timeout: within, Grace: time.Second})
 	switch {
 	case err != nil:
 		return "", err

@@ -229,7 +229,7 @@ func (v *Visits) evaluate(ctx context.Context, c *desk.Conn) error {
 		defer guard.Recover(nil)
 		_ = c.Read(new(struct{}))
 	}()
-	result, err := v.sessions.Execute(running, call.Call{Env: env, Session: key.ID, Code: args.Code})
+	result, err := v.sessions.Answer(running, call.Call{Env: env, Session: key.ID, Code: args.Code})
 	switch {
 	case err != nil && running.Err() != nil && ctx.Err() == nil: // its turn has not come
 		return c.Write(Evaluated{Env: env.Name, Outcome: frame.OutcomeCancelled})

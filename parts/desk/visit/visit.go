@@ -175,10 +175,10 @@ type member struct {
 // byUser marks the context of a call that the user makes.
 type byUser struct{}
 
-// Execute implements [session.Member].
-func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+// Call implements [session.Member].
+func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
 	if ctx.Value(byUser{}) != nil {
-		return m.Member.Execute(ctx, c, request)
+		return m.Member.Call(ctx, c, request)
 	}
 	v, s := m.visits, m.visited
 	v.look(ctx, s, true)
@@ -187,7 +187,7 @@ func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Reque
 	files, count := s.files, len(s.files)+s.more
 	s.files, s.more = nil, 0
 	v.mu.Unlock()
-	result, err := m.Member.Execute(ctx, c, request)
+	result, err := m.Member.Call(ctx, c, request)
 	v.look(context.WithoutCancel(ctx), s, false) // these changes are the model's
 	if count > 0 {
 		result.Notes = append(result.Notes, call.Visited{Files: files[:min(len(files), maxNamed)], Count: count})

@@ -85,7 +85,7 @@ func begin(t *testing.T) *world {
 func (w *world) run(code string) []string {
 	w.t.Helper()
 	env := registry.Environment{Name: "bash", Timeout: time.Minute}
-	result, err := w.Execute(w.t.Context(), call.Call{Env: env, Session: "s", Code: code})
+	result, err := w.Answer(w.t.Context(), call.Call{Env: env, Session: "s", Code: code})
 	if err != nil && code != "crash" {
 		w.t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func (p *Part) Start(ctx context.Context, s *session.Start, next session.StartFu
 	if !isShared {
 		overlay, _ = begun.Sandbox().(sandbox.Layered)
 	}
-	record, err := p.begin(s.Call, overlay)
+	record, err := p.record(s.Call, overlay)
 	if err != nil {
 		p.store.log.Warn("changes of a session in the project are not recorded", "session", s.Call.Session, "env", s.Call.Env.Name, "error", err)
 		return begun, nil
@@ -74,9 +74,9 @@ func (p *Part) formerRecord(s *session.Start) *Record {
 	return nil
 }
 
-// begin begins to record what the sandboxes with an overlay change, or adds a sandbox to
+// record begins to record what the sandboxes with an overlay change, or adds a sandbox to
 // them. The sandboxes of one session start one after the other.
-func (p *Part) begin(c call.Call, overlay sandbox.Layered) (*Record, error) {
+func (p *Part) record(c call.Call, overlay sandbox.Layered) (*Record, error) {
 	p.mu.Lock()
 	known := p.records[overlay]
 	if known != nil {
@@ -148,10 +148,10 @@ type member struct {
 	began   time.Time
 }
 
-// Execute implements [session.Member].
-func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+// Call implements [session.Member].
+func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
 	m.began = time.Now()
-	result, err := m.Member.Execute(ctx, c, request)
+	result, err := m.Member.Call(ctx, c, request)
 	var summary *Summary
 	var first bool
 	summary, first, m.unsaved = m.record.Early()

@@ -148,9 +148,9 @@ type member struct {
 	folder *Folder
 }
 
-// Execute implements [session.Member].
-func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
-	result, err := m.Member.Execute(ctx, c, request)
+// Call implements [session.Member].
+func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+	result, err := m.Member.Call(ctx, c, request)
 	if err == nil && len(result.Files) > 0 {
 		folder := c.Session
 		if strings.HasPrefix(folder, "-") {
@@ -163,7 +163,7 @@ func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Reque
 
 // Calls keep files of one-shot calls, as package callfiles does.
 type Calls interface {
-	session.Keeper
+	session.CallFiles
 	Read(principal, id, path string) ([]byte, error)
 	Close()
 }
@@ -177,7 +177,7 @@ type calls struct {
 	folder *Folder
 }
 
-// Keep implements [session.Keeper].
+// Keep implements [session.CallFiles].
 func (k *calls) Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) (notes []call.Note) {
 	if len(files) > 0 {
 		to := path.Join(owner(principal), "calls", time.Now().UTC().Format("2006-01-02T150405Z-")+strings.ToLower(rand.Text()[:6]))

@@ -157,7 +157,7 @@ func TestFolder_OfASessionIsNoOption(t *testing.T) {
 	folder := t.TempDir()
 	keeper := must.Get(open(t, folder, outputs.DefaultLimits).Start(t.Context(), nil, func(context.Context, *session.Start) (session.Member, error) { return member{}, nil }))(t)
 	for _, id := range []string{"-rf", "rf-"} {
-		must.Get(keeper.Execute(t.Context(), call.Call{Session: id}, sandbox.Request{}))(t)
+		must.Get(keeper.Call(t.Context(), call.Call{Session: id}, sandbox.Request{}))(t)
 	}
 	if diff := cmp.Diff(map[string]string{"_-rf/a.csv": "a", "rf-/a.csv": "a"}, tree(t, folder)); diff != "" {
 		t.Error(diff)
@@ -169,7 +169,7 @@ type member struct{ session.Member }
 
 func (member) Sandbox() sandbox.Sandbox { return box{} }
 
-func (member) Execute(context.Context, call.Call, sandbox.Request) (call.Result, error) {
+func (member) Call(context.Context, call.Call, sandbox.Request) (call.Result, error) {
 	var r call.Result
 	r.Files = []sandbox.File{{Path: in + "a.csv", Content: []byte("a")}}
 	return r, nil

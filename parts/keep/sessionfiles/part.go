@@ -69,7 +69,7 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 	if err != nil {
 		return nil, err
 	}
-	begun, err := p.begin(ctx, k.files, isFirst, s, next)
+	begun, err := p.startWithFiles(ctx, k.files, isFirst, s, next)
 	if err != nil {
 		p.leave(k)
 		return nil, err
@@ -77,10 +77,10 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 	return &member{Member: begun, part: p, kept: k}, nil
 }
 
-// begin starts a sandbox and restores the files in it. The session's first sandbox has them
+// startWithFiles starts a sandbox and restores the files in it. The session's first sandbox has them
 // already if it was resumed; a further one shares the workspace of the first, or replaces
 // it with its files.
-func (p *part) begin(ctx context.Context, files *Files, isFirst bool, s *session.Start, next session.StartFunc) (session.Member, error) {
+func (p *part) startWithFiles(ctx context.Context, files *Files, isFirst bool, s *session.Start, next session.StartFunc) (session.Member, error) {
 	begun, err := next(ctx, s)
 	if err != nil || s.Spec.From != "" || !isFirst {
 		return begun, err
@@ -211,9 +211,9 @@ type member struct {
 	unsaved bool
 }
 
-// Execute implements [session.Member].
-func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
-	result, err := m.Member.Execute(ctx, c, request)
+// Call implements [session.Member].
+func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+	result, err := m.Member.Call(ctx, c, request)
 	m.part.mu.Lock()
 	defer m.part.mu.Unlock()
 	if m.kept.problem != "" {

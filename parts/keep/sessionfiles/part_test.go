@@ -56,7 +56,7 @@ func (s *server) in(code string, adds ...string) (call.Result, error) {
 		env.Base, env.Added = "bash", adds
 		env.Name = packages.Name{Base: "bash", Packages: adds}.String()
 	}
-	return s.Execute(s.t.Context(), call.Call{Session: "s", Env: env, Code: code})
+	return s.Answer(s.t.Context(), call.Call{Session: "s", Env: env, Code: code})
 }
 
 // want fails the test unless a call in session s writes text.
@@ -124,7 +124,7 @@ func TestPart_KeepsSharedFiles(t *testing.T) {
 	folder := t.TempDir()
 	in := func(s *server, env, code, want string) call.Result {
 		t.Helper()
-		result, err := s.Execute(t.Context(), call.Call{Session: "s", Env: registry.Environment{Name: env, Timeout: time.Minute, OutputBytes: 1000}, Code: code})
+		result, err := s.Answer(t.Context(), call.Call{Session: "s", Env: registry.Environment{Name: env, Timeout: time.Minute, OutputBytes: 1000}, Code: code})
 		if err != nil || result.Stdout.Head != want {
 			t.Errorf("%s: %s: %q, error %v, want %q", env, code, result.Stdout.Head, err, want)
 		}
@@ -133,7 +133,7 @@ func TestPart_KeepsSharedFiles(t *testing.T) {
 	first := serve(t, folder, true)
 	in(first, "one", "echo first >a", "")
 	in(first, "two", "cat a; echo second >b", "first\n")
-	if result, err := first.Execute(t.Context(), call.Call{Session: "s", Env: registry.Environment{Name: "one", Timeout: time.Minute, OutputBytes: 1000}, Code: "crash"}); err == nil {
+	if result, err := first.Answer(t.Context(), call.Call{Session: "s", Env: registry.Environment{Name: "one", Timeout: time.Minute, OutputBytes: 1000}, Code: "crash"}); err == nil {
 		t.Error("it did not crash")
 	} else if survived := call.Find[call.Survived](result.Notes); survived == nil || survived.Earlier {
 		t.Errorf("where one of two sandboxes dies: %+v", result.Notes)

@@ -169,9 +169,9 @@ type member struct {
 	answered bool
 }
 
-// Execute implements [session.Member].
-func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
-	result, err := m.Member.Execute(ctx, c, request)
+// Call implements [session.Member].
+func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+	result, err := m.Member.Call(ctx, c, request)
 	if err == nil && result.Outcome != frame.OutcomeCancelled {
 		m.mu.Lock()
 		defer m.mu.Unlock()

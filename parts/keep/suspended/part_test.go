@@ -71,7 +71,7 @@ func (s *server) end() {
 }
 
 func (s *server) call(env registry.Environment, session, from, code string) (call.Result, error) {
-	return s.Execute(s.t.Context(), call.Call{Session: session, From: from, Env: env, Code: code})
+	return s.Answer(s.t.Context(), call.Call{Session: session, From: from, Env: env, Code: code})
 }
 
 // resumed returns the note that a session was suspended, or nil.
@@ -185,7 +185,7 @@ func TestSuspend_WakesOnlyItsOwn(t *testing.T) {
 		other.Name = "other"
 		for _, c := range []call.Call{{Principal: "p", Env: sleeper()}, {Env: other}} {
 			c.Session, c.Code = "a", "echo none$x"
-			if result, err := s.Execute(t.Context(), c); err != nil || resumed(result) != nil || result.Stdout.Head != "none\n" {
+			if result, err := s.Answer(t.Context(), c); err != nil || resumed(result) != nil || result.Stdout.Head != "none\n" {
 				t.Errorf("%+v has %+v, %v", c, result, err)
 			}
 		}
@@ -355,7 +355,7 @@ func TestBranch_IsRefused(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
 			defer close(busy)
-			_, _ = s.Execute(ctx, call.Call{Session: "busy", Env: sleeper(), Code: "sleep 50"})
+			_, _ = s.Answer(ctx, call.Call{Session: "busy", Env: sleeper(), Code: "sleep 50"})
 		}()
 		time.Sleep(5 * time.Second)
 		for _, test := range []struct {

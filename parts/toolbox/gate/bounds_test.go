@@ -73,7 +73,7 @@ func asks(t *testing.T, one *Server, do func(ask func(question string) string)) 
 	next := executorFunc(func(c call.Call) {
 		do(func(question string) string { return string(c.Ask(t.Context(), []byte(question))) })
 	})
-	must.Get(g.Executor(next, []call.Observer{log}).Execute(t.Context(), call.Call{Env: registry.Environment{SessionExec: "/x"}}))(t)
+	must.Get(g.Executor(next, []call.Observer{log}).Answer(t.Context(), call.Call{Env: registry.Environment{SessionExec: "/x"}}))(t)
 	return log
 }
 

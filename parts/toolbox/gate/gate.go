@@ -94,18 +94,18 @@ type executor struct {
 	observers []call.ToolObserver
 }
 
-// Execute implements [call.Executor].
-func (e *executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+// Answer implements [call.Executor].
+func (e *executor) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	tools := e.catalog.of(c.Env.SessionExec)
 	if tools == nil {
-		return e.next.Execute(ctx, c)
+		return e.next.Answer(ctx, c)
 	}
 	r := &run{executor: e, call: c, tools: tools, counts: map[string]int{}, number: e.runs.Add(1)}
 	c.Ask = r.answer
 	if c.User != nil && e.catalog.asks(tools) {
 		c.User.MayAsk()
 	}
-	result, err := e.next.Execute(ctx, c)
+	result, err := e.next.Answer(ctx, c)
 	if c.Session == "" {
 		// A process of this run alone is not used again.
 		go e.servers.endOwner(r.own())

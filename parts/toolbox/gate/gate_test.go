@@ -91,7 +91,7 @@ func newWorld(t *testing.T, change func(*Server)) *world {
 // code is an executor whose code is a function that asks.
 type code func(ask func(tool, arguments string) string)
 
-func (c code) Execute(ctx context.Context, made call.Call) (call.Result, error) {
+func (c code) Answer(ctx context.Context, made call.Call) (call.Result, error) {
 	c(func(tool, arguments string) string {
 		server := "it"
 		if of, name, found := strings.Cut(tool, "/"); found {
@@ -107,7 +107,7 @@ func (c code) Execute(ctx context.Context, made call.Call) (call.Result, error) 
 func (w *world) run(ctx context.Context, c call.Call, do code) call.Tools {
 	w.t.Helper()
 	c.Env = w.env
-	result := must.Get(w.gate.Executor(do, []call.Observer{w.log}).Execute(ctx, c))(w.t)
+	result := must.Get(w.gate.Executor(do, []call.Observer{w.log}).Answer(ctx, c))(w.t)
 	if note := call.Find[call.Tools](result.Notes); note != nil {
 		return *note
 	}
@@ -313,12 +313,12 @@ func TestEnvironmentWithoutTools(t *testing.T) {
 			t.Error("its code can ask")
 		}
 	})
-	must.Get(w.gate.Executor(next, nil).Execute(t.Context(), call.Call{Env: w.env}))(t)
+	must.Get(w.gate.Executor(next, nil).Answer(t.Context(), call.Call{Env: w.env}))(t)
 }
 
 type executorFunc func(call.Call)
 
-func (f executorFunc) Execute(_ context.Context, c call.Call) (call.Result, error) {
+func (f executorFunc) Answer(_ context.Context, c call.Call) (call.Result, error) {
 	f(c)
 	return call.Result{}, nil
 }
@@ -340,7 +340,7 @@ func FuzzQuestion(f *testing.F) {
 				t.Errorf("%q", answer)
 			}
 		})
-		_, _ = g.Executor(next, nil).Execute(t.Context(), call.Call{Env: registry.Environment{SessionExec: "/x"}})
+		_, _ = g.Executor(next, nil).Answer(t.Context(), call.Call{Env: registry.Environment{SessionExec: "/x"}})
 	})
 }
 

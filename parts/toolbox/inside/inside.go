@@ -240,7 +240,7 @@ func (r *relay) serve(conn net.Conn) {
 			return
 		}
 		r.slots <- struct{}{}
-		err := r.ask(conn, in, size)
+		err := r.relayQuestion(conn, in, size)
 		<-r.slots
 		if err != nil {
 			return
@@ -248,8 +248,8 @@ func (r *relay) serve(conn net.Conn) {
 	}
 }
 
-// ask reads a question and answers it. The error is of the connection.
-func (r *relay) ask(conn net.Conn, in *bufio.Reader, size uint32) error {
+// relayQuestion reads a question and answers it. The error is of the connection.
+func (r *relay) relayQuestion(conn net.Conn, in *bufio.Reader, size uint32) error {
 	_ = conn.SetReadDeadline(time.Now().Add(readTimeout))
 	text := make([]byte, size)
 	if _, err := io.ReadFull(in, text); err != nil {
@@ -259,7 +259,7 @@ func (r *relay) ask(conn net.Conn, in *bufio.Reader, size uint32) error {
 	if size == 0 {
 		return refuse(conn, "a question is JSON with server, tool and arguments")
 	}
-	q := r.begin()
+	q := r.register()
 	if q == nil {
 		return refuse(conn, "tools are reached while a call of run is going on: this process outlived its call")
 	}
@@ -289,8 +289,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// begin registers a question of the execute that runs; it returns nil if no execute does.
-func (r *relay) begin() *question {
+// register registers a question of the execute that runs; it returns nil if no execute does.
+func (r *relay) register() *question {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.running) == 0 {

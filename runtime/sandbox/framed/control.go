@@ -74,7 +74,7 @@ func (s *Sandbox) Suspend(ctx context.Context, folder string, keep bool) (int64,
 	}
 	// When the answer has come, nothing else is on its way in either direction. It comes late if
 	// the interpreter is being started.
-	if _, err := s.ask(ctx, frame.Request{Type: frame.Ping}, frame.Pong, quietTimeout); err != nil {
+	if _, err := s.request(ctx, frame.Request{Type: frame.Ping}, frame.Pong, quietTimeout); err != nil {
 		return 0, err
 	}
 	s.mu.Lock()

@@ -30,7 +30,7 @@ type copyReader struct {
 
 func (r *copyReader) Read(p []byte) (int, error) {
 	if len(r.part) == 0 && r.err == nil {
-		reply, err := r.sandbox.ask(r.ctx, r.request, frame.Part, saveTimeout)
+		reply, err := r.sandbox.request(r.ctx, r.request, frame.Part, saveTimeout)
 		if err == nil && len(reply.Contents) == 0 {
 			err = io.EOF
 		}
@@ -53,7 +53,7 @@ func (s *Sandbox) RestoreFiles(ctx context.Context, archive io.Reader) error {
 			return err
 		}
 		// An empty part ends the archive.
-		if _, err := s.ask(ctx, frame.Request{Type: frame.Restore, Contents: buffer[:n]}, frame.Restored, saveTimeout); n == 0 || err != nil {
+		if _, err := s.request(ctx, frame.Request{Type: frame.Restore, Contents: buffer[:n]}, frame.Restored, saveTimeout); n == 0 || err != nil {
 			return err
 		}
 	}

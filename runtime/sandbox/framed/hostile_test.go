@@ -311,7 +311,7 @@ func TestHostileCall(t *testing.T) {
 			case "leaves a child with its streams", "answers nothing", "does not read":
 				timeout = 200 * time.Millisecond
 			}
-			result, err := s.Execute(t.Context(), sandbox.Request{Code: code, Timeout: timeout, Grace: 50 * time.Millisecond})
+			result, err := s.Run(t.Context(), sandbox.Request{Code: code, Timeout: timeout, Grace: 50 * time.Millisecond})
 			if !errors.As(err, &dead) || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want %q", err, want)
 			}
@@ -328,7 +328,7 @@ func TestHostileCall(t *testing.T) {
 				}
 			}
 			// Nothing can be asked of it any more, and nothing hangs.
-			if _, err := s.Execute(t.Context(), sandbox.Request{Timeout: time.Second}); !errors.As(err, &dead) {
+			if _, err := s.Run(t.Context(), sandbox.Request{Timeout: time.Second}); !errors.As(err, &dead) {
 				t.Errorf("a call after the end: %v", err)
 			}
 		})
@@ -341,7 +341,7 @@ func TestHostileResult(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result := must.Get(s.Execute(t.Context(), sandbox.Request{Timeout: time.Hour}))(t)
+	result := must.Get(s.Run(t.Context(), sandbox.Request{Timeout: time.Hour}))(t)
 	if len(result.Files) != 1 || result.Files[0].Path != "/workspace/outputs/good" {
 		t.Errorf("files %+v", result.Files)
 	}
@@ -358,7 +358,7 @@ func TestLargestOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result := must.Get(s.Execute(t.Context(), sandbox.Request{Timeout: time.Hour}))(t)
+	result := must.Get(s.Run(t.Context(), sandbox.Request{Timeout: time.Hour}))(t)
 	if len(result.Stdout.Head) != mostOutput {
 		t.Errorf("%d bytes of output, %d cut", len(result.Stdout.Head), result.Stdout.Cut)
 	}
@@ -370,7 +370,7 @@ func TestErrorReplyKeepsTheSandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Execute(t.Context(), sandbox.Request{Timeout: patience.Long})
+	_, err = s.Run(t.Context(), sandbox.Request{Timeout: patience.Long})
 	if err == nil || err.Error() != "the sandbox refused the call: no such interpreter" {
 		t.Errorf("error %v", err)
 	}
@@ -413,7 +413,7 @@ func TestAnswerTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = s.Execute(t.Context(), sandbox.Request{Timeout: patience.Long})
+	_, _ = s.Run(t.Context(), sandbox.Request{Timeout: patience.Long})
 	deadline(t, "the end", s.reaped)
 	if err := s.death(); !strings.Contains(err.Error(), `the agent sent "result" for a request that nobody made`) {
 		t.Errorf("death %v", err)
@@ -429,7 +429,7 @@ func TestCancelUnheeded(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	_, err = s.Execute(ctx, sandbox.Request{Timeout: time.Hour, Grace: 50 * time.Millisecond})
+	_, err = s.Run(ctx, sandbox.Request{Timeout: time.Hour, Grace: 50 * time.Millisecond})
 	// This agent ends by itself, later.
 	var dead *sandbox.DeadError
 	if want := "the agent did not end the call at its time limit"; !errors.As(err, &dead) || dead.Reason != want {
@@ -488,7 +488,7 @@ func TestCancelledBeforeIsNotRun(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.Execute(ctx, sandbox.Request{Timeout: time.Second}); !errors.Is(err, context.Canceled) {
+	if _, err := s.Run(ctx, sandbox.Request{Timeout: time.Second}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 	select {
@@ -540,7 +540,7 @@ func TestNothingIsLeft(t *testing.T) {
 					t.Parallel()
 					l, s, err := launch(t, as)
 					if err == nil {
-						s.Execute(t.Context(), sandbox.Request{Timeout: 10 * time.Millisecond, Grace: time.Millisecond})
+						s.Run(t.Context(), sandbox.Request{Timeout: 10 * time.Millisecond, Grace: time.Millisecond})
 					}
 					l.Close(10 * time.Second)
 				})

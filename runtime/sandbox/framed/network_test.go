@@ -119,7 +119,7 @@ func withNetwork(t *testing.T, on bool) (s *Sandbox, log *records, run func(code
 	t.Cleanup(func() { l.Close(10 * time.Second) })
 	box := must.Get(l.Start(t.Context(), sandbox.Spec{Name: "data", Exec: program(t, networked), OutputBytes: 1000, Network: on}))(t)
 	return box.(*Sandbox), log, func(code string) (sandbox.Result, error) {
-		return box.Execute(t.Context(), sandbox.Request{Code: code, Timeout: patience.Long, Keep: true})
+		return box.Run(t.Context(), sandbox.Request{Code: code, Timeout: patience.Long, Keep: true})
 	}
 }
 
@@ -301,7 +301,7 @@ func TestNetwork_LauncherHasTheNamedSecrets(t *testing.T) {
 	l := New(silent(), Options{})
 	t.Cleanup(func() { l.Close(10 * time.Second) })
 	box := must.Get(l.Start(t.Context(), sandbox.Spec{Exec: program(t, networked), OutputBytes: 1000, Secrets: []string{"SECRET_TOKEN", "SECRET_NONE"}}))(t)
-	result := must.Get(box.Execute(t.Context(), sandbox.Request{Code: descriptors, Timeout: patience.Long}))(t)
+	result := must.Get(box.Run(t.Context(), sandbox.Request{Code: descriptors, Timeout: patience.Long}))(t)
 	if got := result.Stdout.Head; !strings.HasPrefix(got, "[SECRET_TOKEN:of the server] ") {
 		t.Errorf("it has %q", got)
 	}

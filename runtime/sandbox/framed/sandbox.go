@@ -96,11 +96,11 @@ type Sandbox struct {
 
 // pending is a request to the agent that has no answer yet.
 type pending struct {
-	want   string // the type of the answer
-	answer chan frame.Reply
-	output *output // of an execute; otherwise nil
-	asks   *asks   // what its code may ask, or nil
-	visit  *visit  // of open; otherwise nil
+	want      string // the type of the answer
+	answer    chan frame.Reply
+	output    *output    // of an execute; otherwise nil
+	codeCalls *codeCalls // what its code may ask, or nil
+	visit     *visit     // of open; otherwise nil
 	// frames and bytes bound the rest of the frames before the answer.
 	frames int64
 	bytes  int64
@@ -226,8 +226,8 @@ func (s *Sandbox) dispatch(reply frame.Reply) error {
 		}
 		return fmt.Errorf("the agent sent %.20q for a request that nobody made", reply.Type)
 	}
-	if reply.Type == frame.Call && p.asks != nil {
-		return p.asks.take(reply)
+	if reply.Type == frame.Call && p.codeCalls != nil {
+		return p.codeCalls.take(reply)
 	}
 	if p.visit != nil && reply.Type != p.want && reply.Type != frame.Error {
 		return p.visit.take(reply)
@@ -285,8 +285,8 @@ func (s *Sandbox) send(message frame.Request, p *pending, timeout time.Duration)
 	return message.ID, nil
 }
 
-// Execute implements [sandbox.Sandbox].
-func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox.Result, error) {
+// Run implements [sandbox.Sandbox].
+func (s *Sandbox) Run(ctx context.Context, request sandbox.Request) (sandbox.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return sandbox.Result{}, err
 	}
@@ -332,8 +332,8 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 		bytes:  2*3*s.outputBytes + samples*sampleBytes + 64<<10,
 	}
 	if request.Ask != nil {
-		p.asks = newAsks(ctx, request, s.tell)
-		defer p.asks.end()
+		p.codeCalls = newCodeCalls(ctx, request, s.tell)
+		defer p.codeCalls.end()
 	}
 	id, err := s.send(frame.Request{
 		Type:      frame.Execute,
@@ -483,7 +483,7 @@ func (s *Sandbox) CopyFile(ctx context.Context, to io.Writer, name string, limit
 // readPart returns at most length bytes of a file, from offset, and the whole
 // file's size.
 func (s *Sandbox) readPart(ctx context.Context, name string, offset, length int64) ([]byte, int64, error) {
-	reply, err := s.ask(ctx, frame.Request{Type: frame.Read, Path: name, Offset: offset, Length: length}, frame.Contents, readTimeout)
+	reply, err := s.request(ctx, frame.Request{Type: frame.Read, Path: name, Offset: offset, Length: length}, frame.Contents, readTimeout)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -494,9 +494,9 @@ func (s *Sandbox) readPart(ctx context.Context, name string, offset, length int6
 	return reply.Contents, reply.Size, nil
 }
 
-// ask sends a request and waits for the one frame that answers it. If that does not come within
+// request sends a request and waits for the one frame that answers it. If that does not come within
 // timeout, the sandbox is ended.
-func (s *Sandbox) ask(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
+func (s *Sandbox) request(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
 	reply, err := s.glance(ctx, request, want, timeout)
 	if err == errSlow {
 		s.fail("the agent did not answer within %v", timeout*s.launcher.slowness())

@@ -101,7 +101,7 @@ func (c *controller) follow(control io.ReadWriter) {
 // save saves the machine. After an error it goes on.
 func (c *controller) save(request controlRequest, answer *controlAnswer) (err error) {
 	if c.pauser != nil {
-		if err := errors.Join(c.pauser.begin("", true), c.pauser.beforeCall()); err != nil {
+		if err := errors.Join(c.pauser.resume("", true), c.pauser.beforeCall()); err != nil {
 			return err
 		}
 	}

@@ -49,7 +49,7 @@ func (p *pauser) carry(to io.Writer, from io.Reader) error {
 	var header [4]byte
 	for !p.isOver() {
 		if _, err := io.ReadFull(from, header[:]); err != nil {
-			return errors.Join(err, p.begin("", true))
+			return errors.Join(err, p.resume("", true))
 		}
 		var request struct {
 			Type string `json:"type"`
@@ -65,7 +65,7 @@ func (p *pauser) carry(to io.Writer, from io.Reader) error {
 			_ = json.Unmarshal(payload, &request)
 		}
 		over := request.Type != frame.Configure && request.Type != frame.Ping
-		if err := errors.Join(cut, p.begin(request.Type, over)); err != nil {
+		if err := errors.Join(cut, p.resume(request.Type, over)); err != nil {
 			return err
 		}
 		if err := p.beforeCall(); err != nil {
@@ -83,9 +83,9 @@ func (p *pauser) carry(to io.Writer, from io.Reader) error {
 // maxQuiet is the size, in bytes, from which a frame counts as a call.
 const maxQuiet = 64 << 10
 
-// begin has the machine go on for a frame of a type; over says that it never stands
+// resume has the machine go on for a frame of a type; over says that it never stands
 // still again.
-func (p *pauser) begin(kind string, over bool) error {
+func (p *pauser) resume(kind string, over bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.last, p.before, p.over = time.Now(), p.written(), p.over || over

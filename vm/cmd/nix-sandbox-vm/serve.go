@@ -181,10 +181,10 @@ func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.Fi
 	}
 	s := &serving{Machine: m}
 	go func() { _, _ = io.Copy(os.Stderr, m.Log) }()
-	if err := s.ask(frame.Ready, frame.Request{}); err != nil {
+	if err := s.request(frame.Ready, frame.Request{}); err != nil {
 		return err
 	}
-	if err := s.ask(frame.Pong, frame.Request{Type: frame.Ping, ID: 1}); err != nil {
+	if err := s.request(frame.Pong, frame.Request{Type: frame.Ping, ID: 1}); err != nil {
 		return err
 	}
 	return m.Save(state)
@@ -194,12 +194,12 @@ func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.Fi
 // wait rehearses its first call meanwhile: two thirds of the time of a first call would otherwise
 // go into QEMU's translation.
 func (s *serving) reseed() error {
-	return s.ask(frame.Reseeded, frame.Request{Type: frame.Reseed, ID: 1, Rehearse: s.Accelerator == machine.Emulated})
+	return s.request(frame.Reseeded, frame.Request{Type: frame.Reseed, ID: 1, Rehearse: s.Accelerator == machine.Emulated})
 }
 
-// ask sends a request to the agent, unless its type is empty, and waits for an answer of the given
+// request sends a request to the agent, unless its type is empty, and waits for an answer of the given
 // type. The agent gets no other request meanwhile.
-func (s *serving) ask(answer string, request frame.Request) error {
+func (s *serving) request(answer string, request frame.Request) error {
 	deadline := time.Now().Add(s.Accelerator.LoadLimit())
 	_ = s.Input.SetDeadline(deadline)
 	_ = s.Output.SetDeadline(deadline)

@@ -80,7 +80,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	result, err := ask(words[0], words[1], arguments)
+	result, err := request(words[0], words[1], arguments)
 	if err != nil {
 		return err
 	}
@@ -176,8 +176,8 @@ func read(words []string) (any, error) {
 	return arguments, nil
 }
 
-// ask calls a tool.
-func ask(server, name string, arguments any) (json.RawMessage, error) {
+// request calls a tool.
+func request(server, name string, arguments any) (json.RawMessage, error) {
 	question, err := json.Marshal(map[string]any{"server": server, "tool": name, "arguments": arguments})
 	if err != nil {
 		return nil, err

@@ -14,15 +14,15 @@ import (
 )
 
 // asking returns the questions of a call, and what the agent is told.
-func asking(t *testing.T, answer func(ctx context.Context, question []byte) []byte) (*asks, chan frame.Request) {
+func asking(t *testing.T, answer func(ctx context.Context, question []byte) []byte) (*codeCalls, chan frame.Request) {
 	t.Helper()
 	told := make(chan frame.Request, 2*maxAsking)
-	a := newAsks(t.Context(), sandbox.Request{Ask: answer, Timeout: time.Minute}, func(m frame.Request) { told <- m })
+	a := newCodeCalls(t.Context(), sandbox.Request{Ask: answer, Timeout: time.Minute}, func(m frame.Request) { told <- m })
 	t.Cleanup(a.end)
 	return a, told
 }
 
-func takes(t *testing.T, a *asks, replies ...frame.Reply) {
+func takes(t *testing.T, a *codeCalls, replies ...frame.Reply) {
 	t.Helper()
 	for _, reply := range replies {
 		if err := a.take(reply); err != nil {
@@ -88,10 +88,10 @@ func TestAsks_OutlastAPanic(t *testing.T) {
 }
 
 func TestAsks_End(t *testing.T) {
-	for name, end := range map[string]func(*asks){
-		"its call":       func(a *asks) { a.end() },
-		"its time limit": func(*asks) { time.Sleep(time.Minute) },
-		"the code":       func(a *asks) { _ = a.take(frame.Reply{Ask: 1}) },
+	for name, end := range map[string]func(*codeCalls){
+		"its call":       func(a *codeCalls) { a.end() },
+		"its time limit": func(*codeCalls) { time.Sleep(time.Minute) },
+		"the code":       func(a *codeCalls) { _ = a.take(frame.Reply{Ask: 1}) },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var ended atomic.Bool // a timer that ends the question is not ordered after a read here
@@ -116,8 +116,8 @@ func TestAsks_End(t *testing.T) {
 
 // An agent that breaks a rule is told from an honest one.
 func TestAsks_Refuse(t *testing.T) {
-	for rule, send := range map[string]func(*asks) error{
-		"more at a time": func(a *asks) (err error) {
+	for rule, send := range map[string]func(*codeCalls) error{
+		"more at a time": func(a *codeCalls) (err error) {
 			for n := range uint64(maxAsking + 1) {
 				if err == nil {
 					err = a.take(frame.Reply{Ask: n, Contents: []byte("x")})
@@ -125,7 +125,7 @@ func TestAsks_Refuse(t *testing.T) {
 			}
 			return err
 		},
-		"more bytes": func(a *asks) (err error) {
+		"more bytes": func(a *codeCalls) (err error) {
 			for range 6 {
 				if err == nil {
 					err = a.take(frame.Reply{Ask: 1, Contents: make([]byte, maxQuestion/5), More: true})
@@ -133,11 +133,11 @@ func TestAsks_Refuse(t *testing.T) {
 			}
 			return err
 		},
-		"there is not yet": func(a *asks) error {
+		"there is not yet": func(a *codeCalls) error {
 			_ = a.take(frame.Reply{Ask: 1, Contents: []byte("x")})
 			return a.take(frame.Reply{Ask: 1, More: true})
 		},
-		"asked more than": func(a *asks) (err error) {
+		"asked more than": func(a *codeCalls) (err error) {
 			for range maxAskTotal + 1 {
 				if err == nil {
 					err = a.take(frame.Reply{Ask: 1})
@@ -190,7 +190,7 @@ func TestAsks_KeepThePlaceOfWork(t *testing.T) {
 // Answers that the agent does not read are bounded in number and in bytes.
 func TestAsks_BoundWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newAsks(t.Context(), sandbox.Request{Ask: func(context.Context, []byte) []byte { return []byte("x") }, Timeout: time.Minute}, nil)
+		a := newCodeCalls(t.Context(), sandbox.Request{Ask: func(context.Context, []byte) []byte { return []byte("x") }, Timeout: time.Minute}, nil)
 		defer a.end()
 		read := make(chan struct{})
 		a.tell = func(frame.Request) { <-read }

@@ -28,8 +28,8 @@ const failed = `{"error":{"kind":"error","message":"the server failed to handle 
 // tooMuch takes the place of an answer that would wait beside too many bytes of others.
 const tooMuch = `{"error":{"kind":"unavailable","message":"64 MiB of answers of other tools wait to be read, and this one is lost: its tool may have done its work; read the others first"}}`
 
-// asks are the questions that the code of a running call asks the server.
-type asks struct {
+// codeCalls are the questions that the code of a running call codeCalls the server.
+type codeCalls struct {
 	answer func(ctx context.Context, question []byte) []byte
 	tell   func(frame.Request)
 	ctx    context.Context
@@ -37,14 +37,14 @@ type asks struct {
 
 	mu      sync.Mutex
 	frames  int
-	open    map[uint64]*asked
+	open    map[uint64]*codeCall
 	left    int // of open: given up, and still worked on
 	telling int // messages that the agent has not read yet
 	waiting int // bytes of answers in open
 }
 
-// asked is a question. Its answer waits here until the agent has taken all of it.
-type asked struct {
+// codeCall is a question. Its answer waits here until the agent has taken all of it.
+type codeCall struct {
 	question []byte
 	asked    bool   // the question is complete
 	working  bool   // the server works on its answer
@@ -53,16 +53,16 @@ type asked struct {
 	forget   context.CancelFunc
 }
 
-// newAsks begins the questions of a call. When ctx ends, when the call's time is over, and at its
+// newCodeCalls begins the questions of a call. When ctx ends, when the call's time is over, and at its
 // end, they are given up and get no answer.
-func newAsks(ctx context.Context, request sandbox.Request, tell func(frame.Request)) *asks {
-	a := &asks{answer: request.Ask, tell: tell, open: map[uint64]*asked{}}
+func newCodeCalls(ctx context.Context, request sandbox.Request, tell func(frame.Request)) *codeCalls {
+	a := &codeCalls{answer: request.Ask, tell: tell, open: map[uint64]*codeCall{}}
 	a.ctx, a.end = context.WithTimeout(ctx, request.Clock.AtMost(request.Timeout))
 	return a
 }
 
 // take takes a frame of the agent. It does not wait. The error is a rule that the frame breaks.
-func (a *asks) take(reply frame.Reply) error {
+func (a *codeCalls) take(reply frame.Reply) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.frames++; a.frames > maxAskTotal {
@@ -80,7 +80,7 @@ func (a *asks) take(reply frame.Reply) error {
 		if len(a.open)-a.left == maxAsking || a.left == maxAsking {
 			return errors.New("its code asks more at a time than it may")
 		}
-		one = &asked{}
+		one = &codeCall{}
 		a.open[reply.Ask] = one
 	case one.asked && reply.More && one.answer != nil:
 		a.pass(reply, one)
@@ -138,7 +138,7 @@ func (a *asks) take(reply frame.Reply) error {
 }
 
 // pass sends the next part of an answer, and forgets the question with the last one.
-func (a *asks) pass(to frame.Reply, one *asked) {
+func (a *codeCalls) pass(to frame.Reply, one *codeCall) {
 	message := frame.Request{Type: frame.Called, ID: to.ID, Ask: to.Ask, Length: int64(len(one.answer))}
 	message.Contents = one.answer[:min(answerPart, len(one.answer))]
 	one.answer = one.answer[len(message.Contents):]
