@@ -4,12 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // Record is a line of the log: a call, or the use of a tool by its code.
@@ -82,9 +80,9 @@ const (
 func recordOf(c call.Call, result call.Result, err error, took time.Duration) Record {
 	r := Record{
 		Time: time.Now().UTC(),
-		Who:  plain(c.Principal, maxName), Trace: plain(c.Trace, maxName),
-		Env: plain(c.Env.Name, maxName), Session: plain(c.Session, maxName),
-		Closure:   plain(c.Env.Closure, maxName),
+		Who:  hostile.Line(c.Principal, maxName), Trace: hostile.Line(c.Trace, maxName),
+		Env: hostile.Line(c.Env.Name, maxName), Session: hostile.Line(c.Session, maxName),
+		Closure:   hostile.Line(c.Env.Closure, maxName),
 		CodeBytes: len(c.Code),
 		Outcome:   call.Outcome(result, err), ExitCode: result.ExitCode,
 		Milliseconds: took.Milliseconds(),
@@ -100,23 +98,12 @@ func recordOf(c call.Call, result call.Result, err error, took time.Duration) Re
 		r.Given = &Given{StdinBytes: len(g.Stdin), Variables: len(g.Variables), Files: len(g.Files), Hash: hashOf(text)}
 	}
 	if err != nil {
-		r.Reason = plain(err.Error(), maxReason)
+		r.Reason = hostile.Line(err.Error(), maxReason)
 	}
 	if result.Limit != nil {
 		r.Limit = result.Limit.Name
 	}
 	return r
-}
-
-// plain returns the head of a text with a ? for each control character, because JSON takes six
-// bytes for one.
-func plain(text string, most int) string {
-	return strings.Map(func(c rune) rune {
-		if unicode.IsControl(c) {
-			return '?'
-		}
-		return c
-	}, bounded.Head(text, most))
 }
 
 // size returns about how many bytes the line of a record takes.

@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // maxQuoted bounds a quoted text in a question, in bytes. Of a longer one, head and tail are shown.
@@ -95,13 +95,9 @@ func quoteArguments(object string) string {
 func lines(text string) string {
 	quoted := "> "
 	for column := 0; text != ""; {
-		r, size := utf8.DecodeRuneInString(text)
-		shown := text[:size]
+		_, size := utf8.DecodeRuneInString(text)
+		shown := hostile.Escape(text[:size], func(r rune) bool { return r == utf8.RuneError || isRightToLeft(r) })
 		text = text[size:]
-		if invisible.Is(r) || r == utf8.RuneError || isRightToLeft(r) {
-			shown = strconv.QuoteToASCII(shown)
-			shown = shown[1 : len(shown)-1]
-		}
 		if column += len(shown); column > quotedColumns {
 			quoted += "\n> "
 			column = len(shown)

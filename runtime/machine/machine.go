@@ -15,14 +15,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // Finding is the state of one thing that sandboxes need or use.
@@ -104,19 +103,9 @@ func Ask(ctx context.Context, environ []string, program string, args ...string) 
 	}
 	for i := range report.Findings {
 		f := &report.Findings[i]
-		f.Name, f.Found, f.Fix = Printable(f.Name), Printable(f.Found), Printable(f.Fix)
+		f.Name, f.Found, f.Fix = hostile.Message(f.Name), hostile.Message(f.Found), hostile.Message(f.Fix)
 	}
 	return report.Findings, nil
-}
-
-// Printable returns a text as one line without control characters.
-func Printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, text)
 }
 
 // Output returns the output of a program, at most 64 KiB. It uses the environment of this process

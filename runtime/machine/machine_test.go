@@ -39,7 +39,7 @@ func TestCheck_AsksEachArtifactOnce(t *testing.T) {
 	})
 	want := []Finding{
 		{Name: "one", OK: true, Needed: true, Found: "is there"},
-		{Name: "two", Found: "is  [31m old", Fix: "buy a new one"},
+		{Name: "two", Found: "is [31m old", Fix: "buy a new one"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

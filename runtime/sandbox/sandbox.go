@@ -13,12 +13,10 @@ import (
 	"io/fs"
 	"os"
 	"reflect"
-	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
@@ -395,15 +393,4 @@ func LastBytes[T ~string | ~[]byte](text T, size int) T {
 		text = text[1:]
 	}
 	return text
-}
-
-// OneLine makes a text from a sandbox fit for one line of a message: at most
-// 1 KiB, valid UTF-8 and no control characters.
-func OneLine(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(bounded.Head(text, 1<<10), ""))
 }

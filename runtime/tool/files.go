@@ -19,10 +19,10 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 const (
@@ -135,8 +135,8 @@ func link(folder string, file sandbox.File) mcp.ResourceLink {
 // printable or could be mistaken for the end of the name: clients show the names of links between
 // words and brackets of their own.
 func quoteName(name string) string {
-	if strings.ContainsFunc(name, func(r rune) bool { return invisible.Is(r) || strings.ContainsRune("[](){}<>,;\"\\`", r) }) {
-		return printable(strconv.Quote(name))
+	if strings.ContainsFunc(name, func(r rune) bool { return hostile.Invisible(r) || strings.ContainsRune("[](){}<>,;\"\\`", r) }) {
+		return hostile.Escape(strconv.Quote(name), nil)
 	}
 	return name
 }
@@ -218,7 +218,7 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 		err = fmt.Errorf("the sandbox did not send the file within %v: read it again when it has less to do, or parts of it with run", readTimeout)
 	}
 	if err != nil {
-		err = fmt.Errorf("read %.200s: %w", printable(r.uri), err)
+		err = fmt.Errorf("read %.200s: %w", hostile.Escape(r.uri, nil), err)
 		if gone != nil || errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*call.NoSessionError)) {
 			err = &NoResourceError{err}
 		}

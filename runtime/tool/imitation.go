@@ -5,9 +5,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // maxMarks bounds the lines of a text that a word is put before, so that the
@@ -111,7 +111,7 @@ func imitation(line string) (offset int, found bool) {
 }
 
 // isBlank reports whether a character alone is invisible.
-func isBlank(r rune) bool { return r == ' ' || invisible.Is(r) || unicode.Is(unicode.Mn, r) }
+func isBlank(r rune) bool { return r == ' ' || hostile.Invisible(r) || unicode.Is(unicode.Mn, r) }
 
 // longestOpening is how much of a line is compared with openings, in
 // characters that are seen.

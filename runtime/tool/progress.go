@@ -7,6 +7,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // progressEvery is the time between two reports. Clients give up after a time of
@@ -31,7 +32,7 @@ func reportProgress(every time.Duration, progress *sandbox.Progress, report func
 				elapsed := time.Since(began).Seconds() // MCP wants it to grow each time
 				line := fmt.Sprintf("%.0f s", elapsed)
 				if _, _, text := progress.Now(0); text != "" {
-					line += ": " + printable(text)
+					line += ": " + hostile.Escape(text, nil)
 				}
 				report(elapsed, line)
 			}

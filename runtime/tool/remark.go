@@ -2,10 +2,8 @@ package tool
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // remark is a sentence of the server's own about a call. The model reads it as
@@ -86,25 +84,7 @@ func (r remark) String() string {
 	if r.amount != "" {
 		text = r.amount + " " + text
 	}
-	return "[" + printable(text) + "]"
-}
-
-// printable escapes unprintable characters of a text, as Go does: characters that end a line,
-// change its direction or its colour, or are invisible.
-func printable(text string) string {
-	if strings.IndexFunc(text, invisible.Is) < 0 {
-		return text
-	}
-	var escaped strings.Builder
-	for _, r := range text {
-		if invisible.Is(r) {
-			quoted := strconv.QuoteRuneToASCII(r)
-			escaped.WriteString(quoted[1 : len(quoted)-1])
-		} else {
-			escaped.WriteRune(r)
-		}
-	}
-	return escaped.String()
+	return "[" + hostile.Escape(text, nil) + "]"
 }
 
 // separator stands between stdout and stderr.

@@ -20,13 +20,13 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // fixture is the tool over a machine of this process. Its time is a bubble's.
@@ -507,7 +507,7 @@ func TestQuotes_ArePrintable(t *testing.T) {
 		}
 		for _, uri := range []string{"sandbox://\x1b[8m\u2028\u202e/x", "sandbox://s/\x1b[8m\u2028\u202e", "sandbox://call.\u202e/x", "file:///\x1b\u2028"} {
 			_, err := read(f.Tool, uri)
-			if err == nil || strings.ContainsFunc(err.Error(), invisible.Is) {
+			if err == nil || strings.ContainsFunc(err.Error(), hostile.Invisible) {
 				t.Errorf("%q: error %q", uri, err)
 			}
 		}

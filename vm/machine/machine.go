@@ -12,14 +12,13 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // The descriptors of QEMU, as the description's arguments name them. Not all machines have the last
@@ -355,7 +354,7 @@ func (m *Machine) Ask(request protocol.Request) error {
 		case answer.Did != request.Do:
 			return fmt.Errorf("the virtual machine answered %.40q, not %q", answer.Did, request.Do)
 		case answer.Error != "":
-			return fmt.Errorf("the virtual machine: %.300s", oneLine(answer.Error))
+			return fmt.Errorf("the virtual machine: %s", hostile.Message(answer.Error))
 		}
 		return nil
 	case <-m.Ended:
@@ -517,17 +516,7 @@ func (l *lastBytes) last() string {
 	text := bytes.TrimSpace(l.text)
 	if at := bytes.LastIndex(text, []byte(panicked)); at >= 0 {
 		line, _, _ := bytes.Cut(text[at:], []byte("\n"))
-		return oneLine(string(line))
+		return hostile.Message(string(line))
 	}
-	return oneLine(string(text[max(0, len(text)-300):]))
-}
-
-// oneLine makes a text from a machine fit for one line of a message.
-func oneLine(text string) string {
-	return bounded.Head(strings.Join(strings.Fields(strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f {
-			return ' '
-		}
-		return r
-	}, text)), " "), 300)
+	return hostile.Message(string(text[max(0, len(text)-300):]))
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // maxReply bounds one reply of QEMU, in bytes.
@@ -125,7 +127,7 @@ func (q *monitor) executeWith(file *os.File, command string, arguments any) (jso
 	case !open:
 		return nil, errNoMonitor
 	case r.Error != nil:
-		return nil, fmt.Errorf("QEMU's %s: %s", command, oneLine(r.Error.Description))
+		return nil, fmt.Errorf("QEMU's %s: %s", command, hostile.Message(r.Error.Description))
 	}
 	return r.Return, nil
 }
@@ -167,7 +169,7 @@ func (q *monitor) transfer(file *os.File, command, query string, over func(statu
 		}
 		if done, err := over(answer.Status); done || err != nil {
 			if answer.Problem != "" {
-				err = fmt.Errorf("%w: %s", err, oneLine(answer.Problem))
+				err = fmt.Errorf("%w: %s", err, hostile.Message(answer.Problem))
 			}
 			return err
 		}

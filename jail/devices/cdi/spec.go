@@ -26,6 +26,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // The bounds of one specification. A machine with eight graphics cards, each of them in
@@ -64,7 +65,7 @@ func decodeJSON(text []byte) (*specs.Spec, error) {
 	case errors.Is(err, io.EOF):
 		return nil, errors.New("it is empty")
 	case err != nil:
-		return nil, fmt.Errorf("it is not a specification in JSON: %s", clip(oneLine(strings.TrimPrefix(err.Error(), "json: "))))
+		return nil, fmt.Errorf("it is not a specification in JSON: %s", hostile.Message(strings.TrimPrefix(err.Error(), "json: ")))
 	}
 	return &spec, nil
 }
@@ -81,7 +82,7 @@ func decodeYAML(text []byte) (*specs.Spec, error) {
 		what = strings.ReplaceAll(strings.TrimSpace(what), "\n  line", "; line")
 		// The author of the file does not know names of Go types.
 		what = strings.NewReplacer("type specs.", "", "specs.", "").Replace(what)
-		return nil, fmt.Errorf("it is not a specification in YAML: %s", clip(oneLine(what)))
+		return nil, fmt.Errorf("it is not a specification in YAML: %s", hostile.Message(what))
 	}
 	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("a second YAML document follows the first one")
@@ -260,12 +261,6 @@ func isName(name, more string) bool {
 func isLetter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }
 
 func isAlphanumeric(c byte) bool { return isLetter(c) || c >= '0' && c <= '9' }
-
-// oneLine replaces unprintable characters, because libraries quote values unchanged in
-// their errors.
-func oneLine(text string) string {
-	return strings.Join(strings.FieldsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) }), " ")
-}
 
 // clip shortens a value for a sentence.
 func clip(value string) string {

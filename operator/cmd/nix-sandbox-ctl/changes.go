@@ -26,6 +26,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // changesCommand lists, shows and applies what sessions changed in projects.
@@ -318,7 +319,7 @@ func writePretty(w io.Writer, entry *changes.Entry, colours bool) {
 			colour = ""
 		}
 		out.WriteString(colour)
-		_, _ = (&filter{w: out, showsAll: true}).Write(append(text, '\n'))
+		_, _ = hostile.Terminal(out, true).Write(append(text, '\n'))
 		if colour != "" {
 			out.WriteString(plane)
 		}

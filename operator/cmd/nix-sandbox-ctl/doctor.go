@@ -27,6 +27,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 const (
@@ -180,7 +181,7 @@ func nixFinding(ctx context.Context) machine.Finding {
 		var version []byte
 		version, err = machine.Output(ctx, tryWithin, nil, program, "--version")
 		line, _, _ := strings.Cut(string(version), "\n")
-		f.Found = machine.Printable(line)
+		f.Found = hostile.Message(line)
 	}
 	if err != nil {
 		f.OK, f.Found = false, "not found: environments that are built work, and nothing new is built here"

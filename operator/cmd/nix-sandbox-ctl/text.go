@@ -9,7 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // writeTable writes rows below a head. The last column may be of any length.
@@ -72,12 +73,22 @@ func count(n int, one string, many ...string) string {
 	return fmt.Sprintf("%d %ss", n, one)
 }
 
-// plain returns a text as one line without control characters, and without characters that
-// are invisible or show text in another order.
-func plain(text string) string {
-	return strings.Join(strings.FieldsFunc(text, func(r rune) bool {
-		return r <= ' ' || r >= 0x7f && r < 0xa0 || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Cf, r) && !written(r)
-	}), " ")
+// plain returns a text of others as one line that hides nothing.
+func plain(text string) string { return hostile.Line(text, len(text)) }
+
+// visible returns a writer to w for the output of code, which filters it if w is a terminal.
+func visible(w io.Writer) io.Writer {
+	if !isTerminal(w) {
+		return w
+	}
+	return hostile.Terminal(w, false)
+}
+
+// reset ends colours and hidden text that code left set, before others write.
+func reset(w io.Writer) {
+	if filter, is := w.(*hostile.Filter); is {
+		filter.Reset()
+	}
 }
 
 // shorten cuts a line to a width and marks the cut with an ellipsis.

@@ -23,8 +23,8 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/server"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // Outcomes of a call, which are also the kinds of errors that code sees.
@@ -267,7 +267,7 @@ func (r *run) make(ctx context.Context, q *question) (json.RawMessage, *refusal)
 	if errors.As(err, &at) {
 		err = at.Err // without the URL, which may have a key
 	}
-	return nil, &refusal{Kind: unavailable, Message: fmt.Sprintf("the server %s cannot be asked: %s", q.Server, sandbox.OneLine(err.Error()))}
+	return nil, &refusal{Kind: unavailable, Message: fmt.Sprintf("the server %s cannot be asked: %s", q.Server, hostile.Message(err.Error()))}
 }
 
 // isAllowed finds the tool among those that the environment may call.

@@ -19,8 +19,8 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/gate"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/server"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // Name is that of the lock file, beside the configuration.
@@ -65,13 +65,13 @@ func Make(ctx context.Context, catalog *gate.Catalog, log *slog.Logger) (File, e
 	for _, name := range slices.Sorted(maps.Keys(catalog.Servers)) {
 		client, err := server.Start(ctx, catalog.Servers[name].Spec, log)
 		if err != nil {
-			return f, fmt.Errorf("[tools.%s] did not start: %s", name, sandbox.OneLine(err.Error()))
+			return f, fmt.Errorf("[tools.%s] did not start: %s", name, hostile.Message(err.Error()))
 		}
 		tools := maps.Clone(client.Tools())
 		client.Close()
 		for tool := range tools {
 			if !isName.MatchString(tool) {
-				log.Warn("a tool is left out, because MCP allows no such name", "server", name, "tool", sandbox.OneLine(tool))
+				log.Warn("a tool is left out, because MCP allows no such name", "server", name, "tool", hostile.Message(tool))
 				delete(tools, tool)
 			}
 		}
@@ -122,13 +122,13 @@ func (f File) Compare(earlier File, to io.Writer) (changes int) {
 		}
 		for _, tool := range slices.Sorted(maps.Keys(was)) {
 			if _, found := now[tool]; !found {
-				say("-", name, sandbox.OneLine(tool), "")
+				say("-", name, hostile.Message(tool), "")
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(earlier.Servers)) {
 		if _, found := f.Servers[name]; !found {
-			say("-", sandbox.OneLine(name), "*", "")
+			say("-", hostile.Message(name), "*", "")
 		}
 	}
 	return changes

@@ -24,7 +24,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 const (
@@ -292,7 +292,7 @@ func (c *Client) request(ctx context.Context, method string, params map[string]a
 	case err != nil:
 		return nil, err
 	case response.Error != nil:
-		return nil, &Error{response.Error.Code, sandbox.OneLine(response.Error.Message)}
+		return nil, &Error{response.Error.Code, hostile.Message(response.Error.Message)}
 	}
 	return response.Result, nil
 }

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 const (
@@ -89,7 +89,7 @@ func (s *Sandbox) Suspend(ctx context.Context, folder string, keep bool) (int64,
 		return 0, s.death()
 	}
 	if answer.Error != "" {
-		return 0, errors.New(sandbox.OneLine(answer.Error))
+		return 0, errors.New(hostile.Message(answer.Error))
 	}
 	if !keep {
 		s.Kill()

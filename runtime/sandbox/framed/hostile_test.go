@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		useNetwork()
 		return
 	default:
-		hostile(as)
+		hostileAgent(as)
 		return
 	}
 	os.Exit(patience.Main(m))
@@ -60,7 +60,7 @@ func start() {
 }
 
 // hostile is an agent that breaks a rule.
-func hostile(as string) {
+func hostileAgent(as string) {
 	w := frame.NewWriter(os.Stdout)
 	r := frame.NewReader(os.Stdin)
 	ready := frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 const (
@@ -41,7 +42,7 @@ func (t *logTail) follow(r io.Reader, log *slog.Logger) bool {
 		if total += len(chunk); total > maxLog {
 			return false
 		}
-		line := sandbox.OneLine(strings.TrimSpace(string(chunk)))
+		line := hostile.Message(strings.TrimSpace(string(chunk)))
 		if line != "" {
 			t.add(line)
 			switch count++; {

@@ -8,6 +8,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // blanks are the characters of blank lines.
@@ -115,5 +116,5 @@ func lastLine(data string) string {
 	// A line that a terminal would show over and over, as progress bars do,
 	// begins at its last carriage return.
 	line := data[strings.LastIndexAny(data, "\r\n")+1:]
-	return sandbox.OneLine(sandbox.LastBytes(line, sampleBytes))
+	return hostile.Message(sandbox.LastBytes(line, sampleBytes))
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 const (
@@ -401,7 +402,7 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 // sandbox.
 func (s *Sandbox) check(reply frame.Reply, result *sandbox.Result) error {
 	if reply.Type == frame.Error {
-		return fmt.Errorf("the sandbox refused the call: %s", sandbox.OneLine(reply.Message))
+		return fmt.Errorf("the sandbox refused the call: %s", hostile.Message(reply.Message))
 	}
 	invalid := func(format string, args ...any) error {
 		s.fail(format, args...)
@@ -519,7 +520,7 @@ func (s *Sandbox) glance(ctx context.Context, request frame.Request, want string
 	select {
 	case reply := <-p.answer:
 		if reply.Type == frame.Error {
-			err := errors.New(sandbox.OneLine(reply.Message))
+			err := errors.New(hostile.Message(reply.Message))
 			if reply.Missing {
 				err = &sandbox.MissingFileError{Problem: err.Error()}
 			}

@@ -26,6 +26,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/handover"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // defaultStartTimeout is used if [Options.StartTimeout] is 0.
@@ -152,7 +153,7 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 			ready = nil
 		case reply := <-loaded:
 			if reply.Type == frame.Error {
-				s.fail("its interpreter did not load: %s", sandbox.OneLine(reply.Message))
+				s.fail("its interpreter did not load: %s", hostile.Message(reply.Message))
 				return nil, s.death()
 			}
 			s.memory, loaded = reply.Size, nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 const (
@@ -99,7 +100,7 @@ func (s *Sandbox) Open(ctx context.Context, terminal *frame.Terminal, port uint1
 	case <-st.opened:
 		return st, nil
 	case <-st.ended:
-		message := sandbox.OneLine(st.last.Message)
+		message := hostile.Message(st.last.Message)
 		if st.last.Type == frame.Error && strings.HasPrefix(message, "unknown request") {
 			return nil, errEarlier
 		}

@@ -14,8 +14,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // Reasons why a file must be named. Each one ends a line such as "main.so: ...".
@@ -133,7 +133,7 @@ func part(name string) string {
 	switch {
 	case strings.HasPrefix(name, "."):
 		return Hidden
-	case strings.HasPrefix(name, "-") || strings.Trim(name, " ") != name || !utf8.ValidString(name) || strings.ContainsFunc(name, invisible.Is) || strings.ContainsAny(name, `:\`):
+	case strings.HasPrefix(name, "-") || strings.Trim(name, " ") != name || !utf8.ValidString(name) || strings.ContainsFunc(name, hostile.Invisible) || strings.ContainsAny(name, `:\`):
 		return OddName
 	}
 	return ""
@@ -152,7 +152,7 @@ func Line(line []byte) string {
 	for _, r := range string(line) {
 		// Emoji are a symbol followed by a selector, or several with joiners between them.
 		ofEmoji := (r == '\ufe0f' || r == '\u200d') && (unicode.Is(unicode.So, before) || before == '\ufe0f')
-		if r != '\t' && invisible.Is(r) && !ofEmoji {
+		if r != '\t' && hostile.Invisible(r) && !ofEmoji {
 			return OddText
 		}
 		before = r

@@ -1,32 +1,24 @@
-package main
+package hostile
 
 import (
 	"bytes"
 	"fmt"
 	"io"
-	"unicode"
 	"unicode/utf8"
-
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 )
 
 // maxSequence is the length of the longest control sequence that passes, in bytes.
 const maxSequence = 32
 
-// visible returns a writer to w for the output of code. If w is a terminal, text, colours and
-// moves within the line pass. Any other control sequence could make the terminal send input,
-// change its settings or overwrite older output, so it is shown, as ^[ and the like. Characters
-// pass whole or not at all: otherwise the two streams of a program could each write one half of
-// a control character.
-func visible(w io.Writer) io.Writer {
-	if !isTerminal(w) {
-		return w
-	}
-	return &filter{w: w}
-}
+// Terminal returns a writer to a terminal for the output of code. Text, colours and moves within the
+// line pass. Any other control sequence could make the terminal send input, change its settings or
+// overwrite older output, so it is shown, as ^[ and the like. With all, invisible characters of
+// ordinary text are shown too. Characters pass whole or not at all: otherwise the two streams of a
+// program could each write one half of a control character.
+func Terminal(w io.Writer, all bool) *Filter { return &Filter{w: w, showsAll: all} }
 
-// filter is a writer that passes text and harmless sequences.
-type filter struct {
+// Filter is a writer that passes text and harmless sequences.
+type Filter struct {
 	w io.Writer
 	// showsAll has all invisible characters shown, also those of ordinary text.
 	showsAll bool
@@ -36,15 +28,16 @@ type filter struct {
 	coloured bool
 }
 
-// reset ends colours and hidden text that code left set, before others write.
-func reset(w io.Writer) {
-	if f, ok := w.(*filter); ok && f.coloured {
+// Reset ends colours and hidden text that code left set, before others write.
+func (f *Filter) Reset() {
+	if f.coloured {
 		f.held, f.coloured = nil, false
 		_, _ = io.WriteString(f.w, "\x1b[0m")
 	}
 }
 
-func (f *filter) Write(data []byte) (int, error) {
+// Write implements [io.Writer].
+func (f *Filter) Write(data []byte) (int, error) {
 	var out bytes.Buffer
 	for _, b := range data {
 		f.add(&out, b)
@@ -56,7 +49,7 @@ func (f *filter) Write(data []byte) (int, error) {
 }
 
 // add takes one byte.
-func (f *filter) add(out *bytes.Buffer, b byte) {
+func (f *Filter) add(out *bytes.Buffer, b byte) {
 	if len(f.held) == 0 && b != 0x1b && b < utf8.RuneSelf {
 		show(out, b)
 		return
@@ -80,7 +73,7 @@ func (f *filter) add(out *bytes.Buffer, b byte) {
 
 // character writes the held bytes when they are a whole character or can no
 // longer become one.
-func (f *filter) character(out *bytes.Buffer) {
+func (f *Filter) character(out *bytes.Buffer) {
 	if !utf8.FullRune(f.held) {
 		return
 	}
@@ -89,7 +82,7 @@ func (f *filter) character(out *bytes.Buffer) {
 		f.release(out, string(utf8.RuneError))
 	// U+0080 to U+009F are control characters too: U+009B means ESC [. Format
 	// characters are invisible, and some show text in another order.
-	case invisible.Hides(r) && !written(r), f.showsAll && invisible.Is(r):
+	case Hides(r) && !written(r), f.showsAll && Invisible(r):
 		fmt.Fprintf(out, "<U+%04X>", r)
 		f.held = f.held[:0]
 	default:
@@ -98,17 +91,11 @@ func (f *filter) character(out *bytes.Buffer) {
 	}
 }
 
-// written reports whether such a character belongs to ordinary text: it joins letters or emoji,
-// chooses the form of an emoji, is the soft hyphen, or one of Arabic's visible ones.
-func written(r rune) bool {
-	return r == 0x200c || r == 0x200d || r == 0xfe0e || r == 0xfe0f || r == 0xad || unicode.Is(unicode.Prepended_Concatenation_Mark, r)
-}
-
 // parameter reports whether a byte may be between ESC [ and the final letter.
 func parameter(b byte) bool { return b >= '0' && b <= '9' || b == ';' || b == ':' }
 
 // release writes a text instead of the first held byte, and takes the other bytes again.
-func (f *filter) release(out *bytes.Buffer, instead string) {
+func (f *Filter) release(out *bytes.Buffer, instead string) {
 	held := f.held
 	f.held = nil
 	out.WriteString(instead)
