@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// maxOpen bounds the open questions of a principal, and maxOpenAll those of all.
+	// maxOpen bounds the open questions of a principal, maxOpenAll of all together.
 	maxOpen    = 16
 	maxOpenAll = 256
 	// maxOfCall bounds the questions of a call, so that code cannot tire a user out.

@@ -117,7 +117,7 @@ type Server struct {
 	Since time.Time
 }
 
-// sockets returns the sockets in a folder, also those of killed servers.
+// sockets returns the sockets in a folder, also of killed servers.
 func sockets(folder string) (found []Server) {
 	paths, _ := filepath.Glob(filepath.Join(folder, "*"+suffix)) // an error only for a bad pattern
 	for _, path := range paths {

@@ -91,7 +91,7 @@ func addable(now *registry.Snapshot) (environments []registry.Environment) {
 // or "" if calls may add no such package. The hint contains no text of a sandbox but a name that
 // the environment's own table has.
 func (Catalog) Offer(env registry.Environment, missing string, isModule bool) string {
-	// A dotted module is part of one that is installed. An installer has nowhere to install from.
+	// A dotted module is part of an installed one. An installer has nowhere to install from.
 	if env.OnDemand == nil || strings.Contains(missing, ".") || env.Language != nil && slices.Contains(env.Language.Installers, missing) {
 		return ""
 	}

@@ -14,7 +14,7 @@ import (
 func TestClaudeCode_TakesThePlugin(t *testing.T) {
 	s := prepare(t)
 	checkout := must.Get(filepath.Abs("../.."))(t)
-	for _, path := range []string{checkout, filepath.Join(checkout, "plugin")} {
+	for _, path := range []string{checkout, filepath.Join(checkout, "dist", "plugin")} {
 		if out := s.run(t, s.Claude, "plugin", "validate", "--strict", path); out.status != 0 {
 			t.Errorf("plugin validate %s: status %d: %s%s", path, out.status, out.stdout, out.stderr)
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// deploy returns the path of a file of the project's deploy folder.
-func deploy(name string) string { return filepath.Join("..", "..", "deploy", name) }
+// deploy returns the path of a file of dist/deploy.
+func deploy(name string) string { return filepath.Join("..", "..", "dist", "deploy", name) }
 
 // kustomization writes a kustomization of its own, as a user does, over copies of the
 // project's folder.
@@ -27,7 +27,7 @@ func (c *cluster) kustomization(name, text string) string {
 func (c *cluster) pageKustomization() string {
 	c.Helper()
 	folder := c.path("docs")
-	must.Do(c, os.CopyFS(filepath.Join(folder, "nix-sandbox-mcp", "deploy"), os.DirFS(deploy(""))))
+	must.Do(c, os.CopyFS(filepath.Join(folder, "nix-sandbox-mcp", "dist", "deploy"), os.DirFS(deploy(""))))
 	_, block, found := strings.Cut(string(must.Get(os.ReadFile("../../docs/cluster.md"))(c)), "```yaml elsewhere: it names a registry and a cluster\n")
 	if !found {
 		c.Fatal("docs/cluster.md shows no kustomization")

@@ -38,7 +38,7 @@ let
       plain (
         builtins.path {
           name = "input";
-          path = ../../templates;
+          path = ../../dist/templates;
         }
       );
   plain = builtins.unsafeDiscardStringContext;
@@ -64,7 +64,7 @@ in
       ((builtins.getContext (startOf path)) ? ${input})
     ]) [
       input
-      "${input}/templates"
+      "${input}/dist"
     ];
     expected = [
       [

@@ -27,7 +27,7 @@ var phrases = []struct {
 
 func TestComments_ArePlainEnglish(t *testing.T) {
 	var text strings.Builder
-	for _, folder := range []string{"agent", "devices", "gateway", "jail", "keep", "network", "operator", "packages", "runtime", "vm"} {
+	for _, folder := range []string{"agent", "gateway", "jail", "network", "operator", "parts", "runtime", "vm", "wire"} {
 		err := filepath.WalkDir("../../"+folder, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "testdata") {
 				return err

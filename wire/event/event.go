@@ -42,7 +42,7 @@ const (
 	Asked Kind = "asked"
 )
 
-// Answer is what a reader of events answers to one that [Asked], in a JSON object of at most
+// Answer is what a reader of events answers to an [Asked] event, in a JSON object of at most
 // [MaxLine] bytes. Without a Refused, the connection may be made.
 type Answer struct {
 	Ask     uint64 `json:"ask"`

@@ -127,7 +127,7 @@ type Request struct {
 
 	// Full asks for a copy even if nothing has changed since the last one. Next asks for
 	// the next part of the copy that was begun; without it, another one begins. The parts
-	// are those of an archive of package filetree. An empty part ends it.
+	// are an archive of package filetree. An empty part ends it.
 	Full bool `json:"full,omitempty"`
 	Next bool `json:"next,omitempty"`
 
@@ -195,7 +195,7 @@ type Reply struct {
 	Limit *Limit `json:"limit,omitempty"`
 	// Truncated has the streams that were not sent completely.
 	Truncated []Truncation `json:"truncated,omitempty"`
-	// Files are those that the call made or changed under /workspace/outputs.
+	// Files are what the call made or changed under /workspace/outputs.
 	Files []File `json:"files,omitempty"`
 
 	Contents []byte `json:"contents,omitempty"`

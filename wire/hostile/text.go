@@ -29,7 +29,7 @@ const maxMessage = 1 << 10
 func Message(text string) string { return Line(text, maxMessage) }
 
 // Line returns the first limit bytes of a text as one line of valid UTF-8. Single spaces stand for
-// spaces and for characters that hide something, but for those of ordinary text, such as the joiners of emoji.
+// spaces and for characters that hide something, unless ordinary text has them, such as the joiners of emoji.
 func Line(text string, limit int) string {
 	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(bounded.Head(text, limit), " "), func(r rune) bool {
 		return r == ' ' || Hides(r) && !written(r)

@@ -10,7 +10,7 @@ type Session struct {
 	Principal    string  `json:"principal,omitempty"`
 	ID           string  `json:"id"`
 	Environments string  `json:"environments"`
-	Calls        uint64  `json:"calls"`   // that it has had, also those that run
+	Calls        uint64  `json:"calls"`   // begun, with the running ones
 	Waiting      int     `json:"waiting"` // calls that run or wait
 	Age          float64 `json:"age_seconds"`
 	Idle         float64 `json:"idle_seconds"`
@@ -56,7 +56,7 @@ type Principal struct {
 	MemoryMB int64 `json:"memory_mb"`
 }
 
-// Call is a running call, or one that has ended.
+// Call is a running or a finished call.
 type Call struct {
 	Number    uint64    `json:"number"`
 	Principal string    `json:"principal,omitempty"`

@@ -49,7 +49,7 @@ type Limits struct {
 	Time time.Duration
 }
 
-// DefaultLimits are those of a server.
+// DefaultLimits hold for a server.
 var DefaultLimits = Limits{Files: 256, FileBytes: 256 << 20, CallBytes: 512 << 20, FolderBytes: 16 << 30, Entries: 200_000, Measure: 10 * time.Second, Time: 20 * time.Second}
 
 const (

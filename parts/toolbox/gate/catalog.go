@@ -164,7 +164,7 @@ func (t *Tool) read(arguments map[string]any) map[string]any {
 }
 
 // nearest returns the signatures of the tools of an environment whose names are nearest to a
-// wrong one, those of the same server first.
+// wrong one, beginning with the same server's.
 func (c *Catalog) nearest(tools map[string][]string, server, tool string) []string {
 	type candidate struct {
 		signature string

@@ -270,7 +270,7 @@ func (r *run) make(ctx context.Context, q *question) (json.RawMessage, *refusal)
 	return nil, &refusal{Kind: unavailable, Message: fmt.Sprintf("the server %s cannot be asked: %s", q.Server, hostile.Message(err.Error()))}
 }
 
-// isAllowed finds the tool among those that the environment may call.
+// isAllowed finds the tool among the environment's.
 func (g *Gate) isAllowed(_ context.Context, r *run, q *question) *refusal {
 	known := g.catalog.Servers[q.Server]
 	if known != nil && known.Tools[q.Tool] == nil {

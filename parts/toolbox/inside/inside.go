@@ -81,7 +81,7 @@ type relay struct {
 	open    map[uint64]*question
 }
 
-// question is one that the server was asked.
+// question was put to the server.
 type question struct {
 	run    uint64
 	parts  chan frame.Request // has room for the one part that is on its way

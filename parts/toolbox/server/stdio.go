@@ -219,7 +219,7 @@ func (s *stdio) SendNotification(_ context.Context, notification mcp.JSONRPCNoti
 }
 
 // SetNotificationHandler implements [transport.Interface]. Notifications of a server change
-// nothing here: its tools are those of the lock file.
+// nothing here: its tools are in the lock file.
 func (s *stdio) SetNotificationHandler(func(mcp.JSONRPCNotification)) {}
 
 // Close implements [transport.Interface]. It waits until all processes of the server are gone.

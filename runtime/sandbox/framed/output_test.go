@@ -73,7 +73,7 @@ func TestProgress_NewestLine(t *testing.T) {
 		"blank ones do":    {[]frame.Reply{out("one\n"), out("\n \n")}, "one"},
 		"a progress bar":   {[]frame.Reply{err("10%\r20%\r30%")}, "30%"},
 		"a sample":         {[]frame.Reply{out("one\n"), {Sample: true, Stream: frame.Stdout, Data: "later"}}, "later"},
-		"escapes are gone": {[]frame.Reply{out("\x1b[31mred\x1b[0m\n")}, " [31mred [0m"},
+		"escapes are gone": {[]frame.Reply{out("\x1b[31mred\x1b[0m\n")}, "[31mred [0m"},
 		"the end of it":    {[]frame.Reply{out(long)}, strings.Repeat("é", 100)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -144,9 +144,9 @@ func TestLastLineIsPlain(t *testing.T) {
 	for line, want := range map[string]string{
 		"one\ntwo\n":               "two",
 		"10 %\r20 %\r":             "20 %",
-		"\x1b[31mred\a":            " [31mred ",
-		"\u009b31mred\u0085\u007f": " 31mred  ",
-		"caf\u00e9 \xff":           "caf\u00e9 ",
+		"\x1b[31mred\a":            "[31mred",
+		"\u009b31mred\u0085\u007f": "31mred",
+		"caf\u00e9 \xff":           "caf\u00e9",
 	} {
 		if got := lastLine(line); got != want {
 			t.Errorf("%q: %q, want %q", line, got, want)

@@ -69,7 +69,7 @@ func Name(name string) string { return judge(name, nil) }
 // Result is Name for a file in a folder of results, where further kinds of data are at home.
 func Result(name string) string { return judge(name, results) }
 
-// judge judges a path by its name. Further endings are those of data.
+// judge judges a path by its name. Further endings are of data.
 func judge(name string, further []string) string {
 	if reason := Folder(path.Dir(name)); reason != "" {
 		return reason
@@ -117,7 +117,7 @@ func Folder(name string) string {
 	return ""
 }
 
-// Cache reports whether a folder is of installed packages, or one that programs keep caches in.
+// Cache reports whether a folder is of installed packages, or holds caches of programs.
 func Cache(name string) bool {
 	for folder := range strings.SplitSeq(strings.ToLower(name), "/") {
 		if slices.Contains(installed, folder) || strings.HasPrefix(folder, ".") && (strings.Contains(folder, "cache") || slices.Contains(caches, folder)) {
