@@ -1,6 +1,9 @@
-# What `client-config` prints for each client, and writes into its files with --install.
+# What `client-config` prints for each client, and what it does with --install.
 #
-#   format    json (with comments, if the client takes them), toml or yaml
+#   add       the client's own command that adds a server: the words of `start`, `project` and
+#             `connect`, as below, and of `get` and `remove` if it refuses a name that it has; null
+#             if it has none. Then --install edits its file, if that is plain JSON
+#   format    of its file: json, toml or yaml
 #   files     by scope: the file for all projects of a user, and the one for a project; null if
 #             there is none. A path may have ${VARIABLE:-DEFAULT} in it
 #   note      how the user finds the file in the client; null if the path says enough
@@ -11,13 +14,23 @@
 #             text, which is JSON; null if the client asks nothing, or has no file for that
 #
 # "@COMMAND@", "@DIR@" and "@URL@" are replaced by strings in quotes, which JSON, TOML and YAML
-# write alike. The server is called "sandbox" in a table of servers: operator/clientfile relies on
+# write alike, and in `add` by the words themselves, as is @SCOPE@, "user" or "project". The server is called "sandbox" in a table of servers: operator/clientfile relies on
 # that.
 let
   # The variable in which clients find the token of their user.
   token = "NIX_SANDBOX_TOKEN";
 
   config = "\${XDG_CONFIG_HOME:-~/.config}";
+
+  serve = [
+    "@COMMAND@"
+    "--stdio"
+  ];
+  # Claude Code and Gemini CLI fill the variable in when they connect.
+  header = [
+    "--header"
+    "Authorization: Bearer \${${token}}"
+  ];
 
   # A client whose file is JSON, with the servers below a key.
   json =
@@ -26,6 +39,7 @@ let
       project ? null,
       note ? null,
       allow ? null,
+      add ? null,
       key ? "mcpServers",
       # What the description of a server has besides.
       start ? { },
@@ -49,7 +63,7 @@ let
     {
       format = "json";
       files = { inherit user project; };
-      inherit note allow;
+      inherit note allow add;
       start = write started;
       project = write (started // { ${variables}.PROJECT_DIR = "@DIR@"; });
       connect =
@@ -69,6 +83,48 @@ let
 in
 {
   claude-code = json {
+    add =
+      let
+        words = [
+          "claude"
+          "mcp"
+          "add"
+          "--scope"
+          "@SCOPE@"
+        ];
+        # --env takes every word up to the next option.
+        start = variables: words ++ [ "sandbox" ] ++ variables ++ [ "--" ] ++ serve;
+      in
+      {
+        get = [
+          "claude"
+          "mcp"
+          "get"
+          "sandbox"
+        ];
+        remove = [
+          "claude"
+          "mcp"
+          "remove"
+          "--scope"
+          "@SCOPE@"
+          "sandbox"
+        ];
+        start = start [ ];
+        project = start [
+          "--env"
+          "PROJECT_DIR=@DIR@"
+        ];
+        connect =
+          words
+          ++ [
+            "--transport"
+            "http"
+            "sandbox"
+            "@URL@"
+          ]
+          ++ header;
+      };
     user = "\${CLAUDE_CONFIG_DIR:-~}/.claude.json";
     project = ".mcp.json";
     connect.type = "http";
@@ -92,6 +148,29 @@ in
     bearer = "TOKEN";
   };
   codex = rec {
+    add =
+      let
+        words = [
+          "codex"
+          "mcp"
+          "add"
+          "sandbox"
+        ];
+      in
+      {
+        start = words ++ [ "--" ] ++ serve;
+        project = words ++ [
+          "--env"
+          "PROJECT_DIR=@DIR@"
+          "--"
+        ] ++ serve;
+        connect = words ++ [
+          "--url"
+          "@URL@"
+          "--bearer-token-env-var"
+          token
+        ];
+      };
     format = "toml";
     files = {
       user = "\${CODEX_HOME:-~/.codex}/config.toml";
@@ -131,12 +210,51 @@ in
     bearer = "\${env:${token}}";
   };
   gemini-cli = json {
+    add =
+      let
+        words = [
+          "gemini"
+          "mcp"
+          "add"
+          "--scope"
+          "@SCOPE@"
+        ];
+        start =
+          variables:
+          words
+          ++ [
+            "sandbox"
+            "@COMMAND@"
+          ]
+          ++ variables
+          ++ [
+            "--"
+            "--stdio"
+          ];
+      in
+      {
+        start = start [ ];
+        project = start [
+          "--env"
+          "PROJECT_DIR=@DIR@"
+        ];
+        connect =
+          words
+          ++ [
+            "--transport"
+            "http"
+            "sandbox"
+            "@URL@"
+          ]
+          ++ header;
+      };
     user = "~/.gemini/settings.json";
     project = ".gemini/settings.json";
     url = "httpUrl";
     bearer = "\${${token}}";
   };
   goose = rec {
+    add = null;
     format = "yaml";
     files = {
       user = "${config}/goose/config.yaml";

@@ -1,8 +1,7 @@
-// Package clientfile adds a server to the configuration file of an MCP client, and leaves every
-// other byte of the file as it is: comments, order and indentation.
+// Package clientfile adds a server to the configuration file of an MCP client, if that is plain
+// JSON. Clients with other files have a command of their own for it.
 //
-// It relies on no editing: a decoder of the file's format must find the old settings and the new
-// ones in the result, and no others. Otherwise the file is refused.
+// Members keep their order, and numbers their digits. White space changes.
 package clientfile
 
 import (
@@ -10,188 +9,177 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
 	"path"
-	"reflect"
+	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/pelletier/go-toml/v2"
-	"github.com/tailscale/hujson"
-	"go.yaml.in/yaml/v3"
-)
-
-// Format is the format of a file.
-type Format string
-
-// JSON may have comments and trailing commas, which some clients allow.
-const (
-	JSON Format = "json"
-	TOML Format = "toml"
-	YAML Format = "yaml"
 )
 
 // Name is the server's key in the files of all clients, in the table of their servers.
 const Name = "sandbox"
 
-// depth is the depth of a server's entry. Above it, lists gain elements; in it, they are replaced.
+// depth is the depth of a server's entry. Above it, objects and lists gain elements; in it, they
+// are replaced.
 const depth = 2
 
-// maxNesting bounds the brackets of a file: the parser of JSON calls itself for each.
-const maxNesting = 1 << 20
+// maxNesting bounds the brackets of a file, which this package descends into.
+const maxNesting = 10_000
 
-// Merge returns a file with the settings of add in it, which is a text of the same format with one
-// server. If the file has them, it returns the file as it was. An error continues a sentence that
-// begins with the path of the file.
-func Merge(format Format, file []byte, add string) ([]byte, error) {
-	before, err := format.decode(file)
-	if err != nil {
-		return nil, fmt.Errorf("is no valid %s: %w", strings.ToUpper(string(format)), err)
-	}
-	wanted, err := format.decode([]byte(add))
-	if err != nil {
-		return nil, err
-	}
-	after, err := merge(before, wanted, 0)
-	if err != nil || reflect.DeepEqual(before, after) {
-		return file, err
-	}
-	table, entry := server(wanted)
-	has, _ := before[table].(map[string]any)
-	old, taken := has[Name]
-	if taken {
-		if err := replaces(old, entry); err != nil {
-			return nil, err
-		}
-	}
-	var result []byte
-	if format == JSON {
-		result, err = mergeJSON(file, add)
-	} else {
-		is, _ := old.(map[string]any)
-		result = format.mergeLines(file, add, func(key string) bool { return !reflect.DeepEqual(is[key], entry[key]) }, taken)
-	}
-	if err == nil {
-		var got map[string]any
-		if got, err = format.decode(result); err == nil && reflect.DeepEqual(got, after) {
-			return result, nil
-		}
-	}
-	return nil, errors.New("is written in a way that this command cannot add to without a risk for the rest of it")
+// member is a member of an object.
+type member struct {
+	name  string
+	value json.RawMessage
 }
 
-// server returns the server's entry in settings, and the table that has it.
-func server(settings map[string]any) (table string, entry map[string]any) {
-	for table, servers := range settings {
-		if all, ok := servers.(map[string]any); ok {
-			if entry, ok := all[Name].(map[string]any); ok {
-				return table, entry
+// indentation is the first one of a file.
+var indentation = regexp.MustCompile(`\n([ \t]+)"`)
+
+// Merge returns a file with the members of add, an object with one server. An empty file is an
+// object without members. If the file has them all, it is returned as it was. An error continues a
+// sentence that begins with the path of the file.
+func Merge(file []byte, add string) ([]byte, error) {
+	old := bytes.TrimSpace(file)
+	if len(old) == 0 {
+		old = []byte("{}")
+	}
+	if bytes.Count(old, []byte("["))+bytes.Count(old, []byte("{")) > maxNesting {
+		return nil, errors.New("has too many brackets")
+	}
+	if !json.Valid(old) {
+		return nil, errors.New("is not plain JSON: it has comments, or a mistake")
+	}
+	merged, err := merge(old, json.RawMessage(add), "", 0)
+	if err != nil || compact(merged) == compact(old) {
+		return file, err
+	}
+	indent := "  "
+	if match := indentation.FindSubmatch(file); match != nil {
+		indent = string(match[1])
+	}
+	var result bytes.Buffer
+	err = json.Indent(&result, merged, "", indent)
+	return append(result.Bytes(), '\n'), err
+}
+
+// merge returns a value with what another one adds to it. Name is the value's name.
+func merge(old, add json.RawMessage, name string, at int) (json.RawMessage, error) {
+	if at >= depth && name == Name {
+		return add, replaces(old, add)
+	}
+	switch add[0] {
+	case '{':
+		has, err := members(old)
+		if err != nil {
+			return nil, fmt.Errorf("%w under %q", err, name)
+		}
+		more, err := members(add)
+		for _, m := range more {
+			i := slices.IndexFunc(has, func(one member) bool { return one.name == m.name })
+			if i < 0 {
+				has = append(has, m)
+			} else if has[i].value, err = merge(has[i].value, m.value, m.name, at+1); err != nil {
+				return nil, err
 			}
 		}
+		return object(has), err
+	case '[':
+		var has, more []json.RawMessage
+		if json.Unmarshal(old, &has) != nil {
+			return nil, fmt.Errorf("has something else than a list under %q", name)
+		}
+		err := json.Unmarshal(add, &more)
+		for _, one := range more {
+			if !slices.ContainsFunc(has, func(other json.RawMessage) bool { return compact(one) == compact(other) }) {
+				has = append(has, one)
+			}
+		}
+		merged, _ := json.Marshal(has) // of valid JSON
+		return merged, err
 	}
-	return "", nil
+	return add, nil
+}
+
+// members returns the members of an object in their order.
+func members(text json.RawMessage) (all []member, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {
+		return nil, errors.New("has something else than an object")
+	}
+	for decoder.More() {
+		var m member
+		token, err := decoder.Token()
+		if err == nil {
+			err = decoder.Decode(&m.value)
+		}
+		if m.name, _ = token.(string); err != nil {
+			return nil, err
+		}
+		// Clients differ in which of two equal names they take.
+		if slices.ContainsFunc(all, func(one member) bool { return one.name == m.name }) {
+			return nil, fmt.Errorf("has %q twice", m.name)
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+// object is the text of an object.
+func object(all []member) json.RawMessage {
+	text := []byte("{")
+	for i, m := range all {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		name, _ := json.Marshal(m.name)
+		text = append(append(append(text, name...), ':'), m.value...)
+	}
+	return append(text, '}')
+}
+
+func compact(text json.RawMessage) string {
+	var out bytes.Buffer
+	_ = json.Compact(&out, text) // of valid JSON
+	return out.String()
+}
+
+// entry is what tells whose a server's entry is.
+type entry struct {
+	Command any
+	Args    []string
 }
 
 // replaces returns an error if an entry is not of this program, or starts or reaches it in another
-// way than the new one: settings of both would be left in it.
-func replaces(has any, entry map[string]any) error {
-	old, _ := has.(map[string]any)
-	words := fmt.Sprint(has) // an address, or the variable with its token
-	isOtherWay := false
-	for _, key := range []string{"command", "cmd"} {
-		isOtherWay = isOtherWay || (old[key] == nil) != (entry[key] == nil)
-		if old[key] != nil {
-			words = program(old[key], old["args"])
-		}
-	}
-	switch isOurs := strings.Contains(strings.ReplaceAll(strings.ToLower(words), "_", "-"), "nix-sandbox"); {
-	case !isOurs:
+// way than the new one.
+func replaces(old, add json.RawMessage) error {
+	var is, becomes entry
+	if json.Unmarshal(old, &is) != nil || json.Unmarshal(add, &becomes) != nil || !is.isOurs(string(old)) {
 		return fmt.Errorf("has another server called %q", Name)
-	case isOtherWay:
+	}
+	if (is.Command == nil) != (becomes.Command == nil) {
 		return fmt.Errorf("has this server as %q already, started or reached in the other way: remove that entry first", Name)
 	}
 	return nil
 }
 
-// program returns the name of the program that a command starts, which may have its arguments, or
-// the flake that nix takes it from, if that has this program. Other arguments do not say whose the entry is.
-func program(command, arguments any) string {
-	all, isList := command.([]any)
-	if !isList {
-		all = []any{command}
+// isOurs looks at the name of the program, at the flake that nix takes it from, or, of a server at
+// a URL, at all of the entry.
+func (e entry) isOurs(text string) bool {
+	if e.Command == nil {
+		return strings.Contains(strings.ReplaceAll(strings.ToLower(text), "_", "-"), "nix-sandbox")
 	}
-	more, _ := arguments.([]any)
-	name := ""
-	for i, one := range slices.Concat(all, more) {
-		text, _ := one.(string)
-		if i == 0 {
-			name = path.Base(text)
-		} else if name == "nix" && strings.HasPrefix(text, "github:nix-sandbox-mcp/") {
-			return text
+	words := e.Args
+	switch command := e.Command.(type) {
+	case string:
+		words = append([]string{command}, words...)
+	case []any: // the command with its arguments
+		for _, word := range command {
+			words = append(words, fmt.Sprint(word))
 		}
 	}
-	return name
-}
-
-// decode returns the settings of a file, which may be empty.
-func (f Format) decode(text []byte) (settings map[string]any, err error) {
-	settings = map[string]any{}
-	switch {
-	case len(bytes.TrimSpace(text)) == 0:
-	case f == TOML:
-		err = toml.Unmarshal(text, &settings)
-	case f == YAML:
-		err = yaml.Unmarshal(text, &settings)
-	case bytes.Count(text, []byte("["))+bytes.Count(text, []byte("{")) > maxNesting:
-		err = errors.New("it has too many brackets")
-	default:
-		if text, err = hujson.Standardize(bytes.Clone(text)); err == nil {
-			decoder := json.NewDecoder(bytes.NewReader(text))
-			decoder.UseNumber() // which loses no digits
-			err = decoder.Decode(&settings)
-		}
+	if len(words) == 0 {
+		return false
 	}
-	if err == nil && settings == nil {
-		err = io.ErrUnexpectedEOF // null
-	}
-	return settings, err
-}
-
-// merge returns settings with those of add.
-func merge(old, add map[string]any, at int) (map[string]any, error) {
-	result := map[string]any{}
-	maps.Copy(result, old)
-	for key, value := range add {
-		switch inner := value.(type) {
-		case map[string]any:
-			has, ok := old[key].(map[string]any)
-			if !ok && old[key] != nil {
-				return nil, fmt.Errorf("has something else than an object under %q", key)
-			}
-			merged, err := merge(has, inner, at+1)
-			if err != nil {
-				return nil, err
-			}
-			result[key] = merged
-			continue
-		case []any:
-			has, ok := old[key].([]any)
-			if !ok && old[key] != nil {
-				return nil, fmt.Errorf("has something else than a list under %q", key)
-			}
-			if at < depth {
-				value = append(slices.Clip(has), missing(has, inner)...)
-			}
-		}
-		result[key] = value
-	}
-	return result, nil
-}
-
-// missing returns the elements of add that a list lacks.
-func missing(list, add []any) []any {
-	return slices.DeleteFunc(slices.Clone(add), func(one any) bool {
-		return slices.ContainsFunc(list, func(other any) bool { return reflect.DeepEqual(one, other) })
-	})
+	program := path.Base(words[0])
+	return strings.HasPrefix(program, "nix-sandbox") ||
+		program == "nix" && slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(word, "github:nix-sandbox-mcp/") })
 }

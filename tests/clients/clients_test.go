@@ -108,6 +108,7 @@ type setup struct {
 	undertest.Clients
 	server     string
 	home       string   // the client's own folder, empty at first
+	programs   string   // has the clients by the names of their commands
 	variables  []string // of its environment, besides those that every client has
 	transcript string
 }
@@ -130,8 +131,13 @@ func prepare(t *testing.T) setup {
 		transcripts = t.TempDir()
 	}
 	s := setup{
-		server: server, Clients: clients, home: t.TempDir(),
+		server: server, Clients: clients, home: t.TempDir(), programs: t.TempDir(),
 		transcript: filepath.Join(transcripts, strings.ReplaceAll(t.Name(), "/", "-")+".txt"),
+	}
+	gemini := fmt.Sprintf("#!/bin/sh\nexec %q %q \"$@\"\n", s.Node, s.Gemini)
+	must.Do(t, os.WriteFile(filepath.Join(s.programs, "gemini"), []byte(gemini), 0o755))
+	for name, program := range map[string]string{"claude": s.Claude, "codex": s.Codex} {
+		must.Do(t, os.Symlink(program, filepath.Join(s.programs, name)))
 	}
 	var err error
 	if s.transcript, err = filepath.Abs(s.transcript); err != nil {
@@ -171,7 +177,7 @@ func (s setup) command(t *testing.T, program string, arguments ...string) *exec.
 	cmd.Env = append([]string{
 		"HOME=" + s.home,
 		"TMPDIR=" + s.home,
-		"PATH=" + filepath.Dir(s.Node) + ":" + os.Getenv("PATH"),
+		"PATH=" + s.programs + ":" + filepath.Dir(s.Node) + ":" + os.Getenv("PATH"),
 		"NIX_SANDBOX_DIR=" + filepath.Join(s.home, "sandboxes"),
 		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
 	}, s.variables...)

@@ -16,14 +16,14 @@ import (
 var installed = []struct {
 	name    string
 	program func(setup) []string
-	// file is in the home. It has other settings, with comments where the client reads them.
+	// file is in the home, and has other settings. The client's command keeps comments, if it has one.
 	file, old string
 	listed    string
 }{
 	{"claude-code", func(s setup) []string { return []string{s.Claude, "mcp", "list"} }, ".claude.json", "{\n  \"numStartups\": 3\n}\n", "sandbox: @COMMAND@ --stdio - ✔ Connected"},
 	{"codex", func(s setup) []string { return []string{s.Codex, "mcp", "get", "sandbox"} }, ".codex/config.toml", "# Mine.\nhide_agent_reasoning = true\n", "command: @COMMAND@"},
-	{"gemini-cli", func(s setup) []string { return []string{s.Node, s.Gemini, "mcp", "list"} }, ".gemini/settings.json", "{\n  // Mine.\n  \"ui\": {\"hideTips\": true}\n}\n", "@COMMAND@ --stdio (stdio) - Connected"},
-	{"opencode", func(s setup) []string { return []string{s.OpenCode, "mcp", "list"} }, ".config/opencode/opencode.json", "{\n  // Mine.\n  \"autoupdate\": false,\n}\n", "connected"},
+	{"gemini-cli", func(s setup) []string { return []string{s.Node, s.Gemini, "mcp", "list"} }, ".gemini/settings.json", "{\n  // Mine.\n  \"ui\": {\n    \"hideTips\": true\n  }\n}\n", "@COMMAND@ --stdio (stdio) - Connected"},
+	{"opencode", func(s setup) []string { return []string{s.OpenCode, "mcp", "list"} }, ".config/opencode/opencode.json", "{\n  \"autoupdate\": false\n}\n", "connected"},
 }
 
 func TestInstall(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/clientfile"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
@@ -22,7 +21,8 @@ import (
 
 // client is a client's entry in nix/lib/clients.nix.
 type client struct {
-	Format                        clientfile.Format
+	Add                           *struct{ Get, Remove, Start, Project, Connect []string }
+	Format                        string
 	Files                         files
 	Note, Start, Project, Connect string
 	Allow                         *struct {
@@ -63,9 +63,10 @@ NAME is one of ` + strings.Join(names[:len(names)/2], ", ") + `,
 Standard output is the text for the client's configuration file. Standard error
 names that file.
 
---install adds the text to that file, and nothing if it is there. The rest of the
-file stays as it is, with its comments; the old file is kept beside it. It also
-adds the permission without which Claude Code asks before each call.`,
+--install runs the client's own command that adds a server, if it has one (Claude
+Code, Codex, Gemini CLI). Otherwise it adds the text to the client's file, if that
+is plain JSON, and keeps the old file beside it. It also adds the permission
+without which Claude Code asks before each call.`,
 		Example: "  " + program + " client-config claude-code --install\n" +
 			"  " + program + " client-config codex --install --project . --dry-run",
 		ValidArgsFunction: cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp),
@@ -84,25 +85,25 @@ adds the permission without which Claude Code asks before each call.`,
 			if project, err = projectFolder(project); err != nil {
 				return err
 			}
-			text := ""
+			var s server
 			if cmd.Flags().Changed("url") {
-				text, err = connectClient(args[0], c, project, address)
+				s, err = connectClient(args[0], c, project, address)
 			} else {
-				text, err = startClient(c, project, i.install && !i.dryRun, visible(std.err))
+				s, err = startClient(c, project, i.install && !i.dryRun, visible(std.err))
 			}
 			switch {
 			case err != nil:
 				return err
 			case i.install:
-				return i.apply(std, c, text, project)
+				return i.apply(cmd.Context(), std, args[0], c, s, project)
 			}
-			printClient(std, args[0], c, text)
+			printClient(std, args[0], c, s.text)
 			return nil
 		},
 	}
 	projectFlag(cmd, &project, "show the folder `DIR` to every sandbox")
 	cmd.Flags().StringVar(&address, "url", "", "reach the server at `URL`, such as https://sandbox.example/mcp")
-	cmd.Flags().BoolVar(&i.install, "install", false, "add it to the client's file")
+	cmd.Flags().BoolVar(&i.install, "install", false, "add it to the client")
 	cmd.Flags().StringVar(&i.scope, "scope", userScope, "install for all projects, or for the one at --project or here: `user|project`")
 	cmd.Flags().BoolVar(&i.dryRun, "dry-run", false, "show what --install would change, and change nothing")
 	return cmd
@@ -134,38 +135,61 @@ func projectFolder(project string) (string, error) {
 	return folder, nil
 }
 
-// connectClient returns the text with which a client reaches a server.
-func connectClient(name string, c client, project, address string) (string, error) {
+// server is what a client is told of a server: a text for its file, the words of its command, or
+// nil if it has none, and what they name.
+type server struct {
+	text  string
+	words []string
+	names map[string]string
+}
+
+// connectClient returns how a client reaches a server.
+func connectClient(name string, c client, project, address string) (s server, err error) {
 	at, err := url.Parse(address)
 	switch {
 	case err != nil || at.Scheme != "http" && at.Scheme != "https" || at.Host == "":
-		return "", command.Misuse(fmt.Sprintf("--url is %q", address), "use a URL such as https://sandbox.example/mcp")
+		return s, command.Misuse(fmt.Sprintf("--url is %q", address), "use a URL such as https://sandbox.example/mcp")
 	case strings.Trim(at.Path, "/") == "":
-		return "", command.Misuse(fmt.Sprintf("--url is %q, which has no path", address), "try "+strings.TrimSuffix(address, "/")+"/mcp, where the server answers, or the path that a proxy has for it")
+		return s, command.Misuse(fmt.Sprintf("--url is %q, which has no path", address), "try "+strings.TrimSuffix(address, "/")+"/mcp, where the server answers, or the path that a proxy has for it")
 	case project != "":
-		return "", command.Misuse("client-config has both --project and --url", "leave --project out: the server's own variables name its project")
+		return s, command.Misuse("client-config has both --project and --url", "leave --project out: the server's own variables name its project")
 	case c.Connect == "":
-		return "", command.Misuse(name+" has no file for servers at a URL", "add the URL in its settings (Connectors), or start the server for it: leave --url out")
+		return s, command.Misuse(name+" has no file for servers at a URL", "add the URL in its settings (Connectors), or start the server for it: leave --url out")
 	}
-	return fill(c.Connect, map[string]string{"URL": address}), nil
+	s.names = map[string]string{"URL": address}
+	s.text = fill(c.Connect, s.names)
+	if c.Add != nil {
+		s.words = c.Add.Connect
+	}
+	return s, nil
 }
 
-// startClient returns the text with which a client starts this server. Keep makes a link that
-// keeps the server, unless a profile does; otherwise the log gets a warning.
-func startClient(c client, project string, keep bool, log io.Writer) (string, error) {
+// startClient returns how a client starts this server. Keep makes a link that keeps the server,
+// unless a profile does; otherwise the log gets a warning.
+func startClient(c client, project string, keep bool, log io.Writer) (s server, err error) {
 	path, err := self()
 	if err != nil {
-		return "", err
+		return s, err
 	}
 	if strings.HasPrefix(path, storeFolder+"/") {
 		if path, err = lasting(path, keep, log); err != nil {
-			return "", err
+			return s, err
 		}
 	}
-	if project == "" {
-		return fill(c.Start, map[string]string{"COMMAND": path}), nil
+	s.names = map[string]string{"COMMAND": path, "DIR": project}
+	text := c.Start
+	if project != "" {
+		text = c.Project
 	}
-	return fill(c.Project, map[string]string{"COMMAND": path, "DIR": project}), nil
+	s.text = fill(text, s.names)
+	switch {
+	case c.Add == nil:
+	case project == "":
+		s.words = c.Add.Start
+	default:
+		s.words = c.Add.Project
+	}
+	return s, nil
 }
 
 // fill replaces the words of a text, and indents it if it is JSON.

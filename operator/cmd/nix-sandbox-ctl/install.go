@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +31,8 @@ const (
 	storeFolder = "/nix/store"
 	// maxClientFile bounds a client's file, in bytes: Claude Code's has the history of projects.
 	maxClientFile = 64 << 20
+	// addWithin is the time for a client's command that adds a server.
+	addWithin = time.Minute
 	// rootWithin is the time for nix-store to make a root.
 	rootWithin = time.Minute
 )
@@ -42,13 +45,19 @@ type installation struct {
 
 // check checks the flags.
 func (i *installation) check(name string, c client) error {
+	hasScope := c.Files.Project != ""
+	if c.Add != nil {
+		hasScope = slices.Contains(c.Add.Start, "@SCOPE@")
+	}
 	switch {
 	case i.scope != userScope && i.scope != projectScope:
 		return command.Misuse(fmt.Sprintf("--scope is %q", i.scope), "use user or project")
 	case !i.install && (i.dryRun || i.scope != userScope):
 		return command.Misuse("--dry-run and --scope are for --install", "try "+program+" client-config "+name+" --install")
-	case i.scope == projectScope && c.Files.Project == "":
-		return command.Misuse(name+" has no file for a project", "leave --scope out, which writes the file for all projects")
+	case i.scope == projectScope && !hasScope:
+		return command.Misuse(name+" can only be told of a server for all projects", "leave --scope out, or add by hand what client-config prints without --install")
+	case i.install && c.Add == nil && c.Format != "json":
+		return command.Misuse(name+" has no command that adds a server", "add by hand what client-config prints without --install")
 	}
 	return nil
 }
@@ -60,21 +69,35 @@ type file struct {
 	mode     fs.FileMode
 }
 
-// apply adds the text to the client's file, or shows what that would change. All files are changed,
-// or the error says why they stay as they are.
-func (i *installation) apply(std streams, c client, text, project string) error {
-	main, err := i.merge(c.Files, project, c.Format, text)
-	changes := []file{main}
-	if c.Allow != nil && err == nil {
-		var allow file
-		allow, err = i.merge(c.Allow.Files, project, clientfile.JSON, c.Allow.Text)
-		changes = append(changes, allow)
+// apply adds a server to a client, by the client's command or in its file, or shows what that would
+// change. If the error is of a file, all files stay as they are.
+func (i *installation) apply(ctx context.Context, std streams, name string, c client, s server, project string) error {
+	const byHand = "add by hand what client-config prints without --install"
+	var changes []file
+	merge := func(at files, text string) error {
+		f, err := i.merge(at, project, text)
+		if err != nil {
+			return &config.Error{Problem: err.Error(), Hint: "nothing was changed: correct the file, or " + byHand}
+		}
+		changes = append(changes, f)
+		return nil
 	}
-	if err != nil {
-		return &config.Error{Problem: err.Error(), Hint: "nothing was changed: correct the file, or add by hand what client-config prints without --install"}
+	if c.Allow != nil {
+		if err := merge(c.Allow.Files, c.Allow.Text); err != nil {
+			return err
+		}
 	}
 	out := visible(std.out)
-	for _, f := range changes {
+	if s.words == nil {
+		if err := merge(c.Files, s.text); err != nil {
+			return err
+		}
+	} else if err := i.add(ctx, std, c, s, project); errors.Is(err, exec.ErrNotFound) {
+		return &config.Error{Problem: s.words[0] + " is not on your PATH", Hint: "install it, or " + byHand}
+	} else if err != nil {
+		return &config.Error{Problem: err.Error(), Hint: byHand}
+	}
+	for _, f := range slices.Backward(changes) {
 		switch {
 		case bytes.Equal(f.old, f.new):
 			fmt.Fprintf(out, "%s has it already\n", f.path)
@@ -83,7 +106,7 @@ func (i *installation) apply(std streams, c client, text, project string) error 
 		default:
 			kept, err := f.write()
 			if err != nil {
-				return &config.Error{Problem: err.Error(), Hint: "make the file writable, or add by hand what client-config prints without --install"}
+				return &config.Error{Problem: err.Error(), Hint: "make the file writable, or " + byHand}
 			}
 			fmt.Fprintf(out, "wrote %s%s\n", f.path, kept)
 		}
@@ -91,8 +114,54 @@ func (i *installation) apply(std streams, c client, text, project string) error 
 	return nil
 }
 
+// add runs the client's command that adds a server. An earlier entry of this server is replaced.
+func (i *installation) add(ctx context.Context, std streams, c client, s server, project string) error {
+	out, log := visible(std.out), visible(std.err)
+	if c.Add.Get != nil && !i.dryRun {
+		var entry bytes.Buffer
+		if err := i.run(ctx, &entry, &entry, c.Add.Get, s, project); err != nil {
+			if errors.Is(err, exec.ErrNotFound) {
+				return err
+			}
+		} else if !strings.Contains(strings.ReplaceAll(strings.ToLower(entry.String()), "_", "-"), "nix-sandbox") {
+			return fmt.Errorf("%s has another server called %q", c.Add.Get[0], clientfile.Name)
+		} else if err := i.run(ctx, io.Discard, log, c.Add.Remove, s, project); err != nil {
+			return err
+		}
+	}
+	return i.run(ctx, out, log, s.words, s, project)
+}
+
+// run runs a command of the client, in the project if the server is for that, or shows it.
+func (i *installation) run(ctx context.Context, out, log io.Writer, template []string, s server, project string) error {
+	var words, shown []string
+	for _, word := range template {
+		word = strings.ReplaceAll(word, "@SCOPE@", i.scope)
+		for name, value := range s.names {
+			word = strings.ReplaceAll(word, "@"+name+"@", value)
+		}
+		words, shown = append(words, word), append(shown, shellQuote(word))
+	}
+	line := strings.Join(shown, " ")
+	if i.dryRun {
+		fmt.Fprintln(out, line)
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, addWithin)
+	defer stop()
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Stdout, cmd.Stderr = out, log
+	if i.scope == projectScope {
+		cmd.Dir = project
+	}
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", line, err)
+	}
+	return nil
+}
+
 // merge reads a file, and adds a text to it.
-func (i *installation) merge(files files, project string, format clientfile.Format, text string) (f file, err error) {
+func (i *installation) merge(files files, project, text string) (f file, err error) {
 	path := files.User
 	if i.scope == projectScope {
 		path = files.Project
@@ -117,7 +186,7 @@ func (i *installation) merge(files files, project string, format clientfile.Form
 	if f.old, err = bounded.ReadFile(f.path, maxClientFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f, fmt.Errorf("%s cannot be read: %w", f.path, err)
 	}
-	if f.new, err = clientfile.Merge(format, f.old, text); err != nil {
+	if f.new, err = clientfile.Merge(f.old, text); err != nil {
 		return f, fmt.Errorf("%s %w", f.path, err)
 	}
 	return f, nil

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/clientfile"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -17,7 +16,7 @@ func TestInstallation_KeepsLinks(t *testing.T) {
 	must.Do(t, os.Symlink(target, link))
 	i := installation{install: true, scope: userScope}
 	merge := func() (file, error) {
-		return i.merge(files{User: link}, "", clientfile.JSON, `{"mcpServers": {"sandbox": {"command": "nix-sandbox-mcp"}}}`)
+		return i.merge(files{User: link}, "", `{"mcpServers": {"sandbox": {"command": "nix-sandbox-mcp"}}}`)
 	}
 	if _, err := merge(); err == nil || !strings.Contains(err.Error(), link+" is a link that cannot be followed") {
 		t.Errorf("without its target: %v", err)

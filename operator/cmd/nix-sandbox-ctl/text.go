@@ -91,6 +91,14 @@ func reset(w io.Writer) {
 	}
 }
 
+// shellQuote returns a word as a shell reads it.
+func shellQuote(word string) string {
+	if word != "" && strings.Trim(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@%+=:,./_-") == "" {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
 // shorten cuts a line to a width and marks the cut with an ellipsis.
 func shorten(text string, width int) string {
 	runes := []rune(text)
