@@ -43,7 +43,7 @@ type exchange struct {
 	who string
 
 	method   string
-	isModern bool
+	isStateless bool
 	status   int
 	// isStream is set when the response has become a stream, and isBroken when a write failed.
 	isStream bool
@@ -58,7 +58,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	x.answer()
 	if s.o.Observe != nil {
 		era := "legacy"
-		if x.isModern {
+		if x.isStateless {
 			era = "modern"
 		}
 		s.o.Observe(Request{Principal: x.who, Method: x.method, Era: era, Status: x.status})
@@ -90,11 +90,11 @@ func (x *exchange) answer() {
 		return
 	}
 	defer func() { x.release() }()
-	x.isModern = mcp.IsModernProtocol(x.r.Header.Get(versionHeader))
+	x.isStateless = mcp.IsModernProtocol(x.r.Header.Get(versionHeader))
 	switch {
 	case x.r.Method == http.MethodPost:
 		x.post()
-	case x.r.Method == http.MethodGet && !x.isModern:
+	case x.r.Method == http.MethodGet && !x.isStateless:
 		x.stream()
 	default: // also DELETE: no HTTP session has anything to remove
 		x.w.Header().Set("Allow", "POST")
@@ -195,9 +195,9 @@ func (x *exchange) post() {
 		return
 	}
 	x.method = m.Method
-	x.isModern = x.isModern || mcp.IsModernProtocol(m.ProtocolVersion())
-	if x.isModern {
-		x.modern(m)
+	x.isStateless = x.isStateless || mcp.IsModernProtocol(m.ProtocolVersion())
+	if x.isStateless {
+		x.stateless(m)
 	} else {
 		x.legacy(m)
 	}
@@ -289,8 +289,8 @@ func (x *exchange) tooLong() {
 	x.fail(http.StatusRequestEntityTooLarge, nil, mcp.INVALID_REQUEST, fmt.Sprintf("the message is longer than %d bytes", maxBody))
 }
 
-// modern answers a message of revision 2026-07-28, or of a later one.
-func (x *exchange) modern(m rpc.Message) {
+// stateless answers a message of stateless MCP.
+func (x *exchange) stateless(m rpc.Message) {
 	header, version := x.r.Header.Get(versionHeader), m.ProtocolVersion()
 	switch {
 	case !m.IsRequest():
@@ -445,7 +445,7 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	}()
 	if !x.follow(asker, answers) {
 		x.status = statusHungUp
-		// In the revision without a handshake, hanging up cancels. In earlier ones, a client
+		// In stateless MCP, hanging up cancels. In earlier ones, a client
 		// may lose its connection, and cancels by a notification.
 		if session == nil {
 			cancel()
@@ -505,7 +505,7 @@ func (x *exchange) follow(asker *client, answers <-chan encoded) bool {
 
 func (x *exchange) statusOf(reply mcp.JSONRPCMessage) int {
 	failure, isFailure := reply.(mcp.JSONRPCError)
-	if !x.isModern || !isFailure {
+	if !x.isStateless || !isFailure {
 		return http.StatusOK
 	}
 	switch failure.Error.Code {

@@ -112,7 +112,7 @@ type Request struct {
 	Principal string // empty if the request was not authenticated
 	// Method is that of the message, or of the HTTP request if it has no message.
 	Method string
-	// Era is "modern" for the revision without a handshake, and "legacy" for earlier ones.
+	// Era is "modern" for stateless MCP, and "legacy" for earlier ones.
 	Era    string
 	Status int // of the response; 499 if the client did not wait for it
 }

@@ -114,7 +114,7 @@ type Call struct {
 	run     *tool.Run
 	read    *tool.Read
 	refusal mcp.JSONRPCMessage
-	// elicits says that the message's client shows forms; of the protocol without a handshake.
+	// elicits says that the message's client shows forms; of stateless MCP.
 	elicits bool
 	// digest is of the arguments of a call that may be retried, and state that of a retry.
 	digest [sha256.Size]byte
@@ -150,7 +150,7 @@ func (h *Handler) Admit(principal string, m Message) (admitted *Call, reply mcp.
 		admitted.refusal = Failure(m.ID, mcp.INVALID_PARAMS, fmt.Sprintf("there is no tool %.80q: the tool is %s", p.Name, tool.Name))
 	default:
 		admitted.run = h.tool.Accept(principal, p.Arguments)
-		if admitted.elicits = m.isModern() && m.Elicits(); admitted.elicits {
+		if admitted.elicits = m.isStateless() && m.Elicits(); admitted.elicits {
 			admitted.digest = digestOf(p.Arguments)
 		}
 		admitted.run.SetTrace(m.Trace)
@@ -252,7 +252,7 @@ func (c *Call) progress(notify func(mcp.JSONRPCNotification)) func(seconds float
 
 // complete makes a reply of a result, in the form of the message's version of the protocol.
 func (h *Handler) complete(m Message, result mcp.ResultMetadata) mcp.JSONRPCMessage {
-	if m.isModern() {
+	if m.isStateless() {
 		result.SetResultType(mcp.ResultTypeComplete)
 		result.EnsureResultMeta().SetServerInfo(h.info)
 		if cacheable, ok := result.(mcp.CacheHintSetter); ok {

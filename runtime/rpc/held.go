@@ -27,7 +27,7 @@ const inputKey = "choice"
 // errState is what a retry gets that belongs to no call.
 var errState = errors.New("requestState is not that of a call that waits for its user, with these arguments: it was used, has expired, or is another call's; call again without it")
 
-// held are the calls of the protocol without a handshake that have asked their user. Each waits for
+// held are the calls of stateless MCP that have asked their user. Each waits for
 // the request that repeats it with the answer (MCP 2026-07-28, input_required).
 type held struct {
 	mu    sync.Mutex
@@ -57,7 +57,7 @@ type inquiry struct {
 // isRetry reports whether a request of a right form repeats a call of the tool with its state.
 func (m Message) isRetry() bool {
 	p := m.fields.Params
-	return m.Method == string(mcp.MethodToolsCall) && p.Name == tool.Name && p.RequestState != nil && m.isModern()
+	return m.Method == string(mcp.MethodToolsCall) && p.Name == tool.Name && p.RequestState != nil && m.isStateless()
 }
 
 // state is the requestState of a message, or a text that is never a state.

@@ -171,7 +171,7 @@ func (m Message) ProtocolVersion() string { return m.fields.Params.Meta.Protocol
 // forms. A capability without a mode is one for forms.
 func (m Message) Elicits() bool {
 	can := m.fields.Params.Capabilities.Elicitation
-	if m.isModern() {
+	if m.isStateless() {
 		can = nil
 		if all := m.fields.Params.Meta.ClientCapabilities(); all != nil {
 			can = all.Elicitation
@@ -186,7 +186,7 @@ func (m Message) Names() (name, uri string) { return m.fields.Params.Name, m.fie
 // Client returns the name of a client that begins, and the version of the protocol that it asks
 // for. Each has at most 64 bytes.
 func (m Message) Client() (name, version string) {
-	if m.isModern() {
+	if m.isStateless() {
 		if info := m.fields.Params.Meta.ClientInfo(); info != nil {
 			name = info.Name
 		}
@@ -196,8 +196,8 @@ func (m Message) Client() (name, version string) {
 	return bounded.Head(name, 64), bounded.Head(version, 64)
 }
 
-// isModern reports whether the message is of the protocol without a handshake.
-func (m Message) isModern() bool { return mcp.IsModernProtocol(m.ProtocolVersion()) }
+// isStateless reports whether the message is of stateless MCP.
+func (m Message) isStateless() bool { return mcp.IsModernProtocol(m.ProtocolVersion()) }
 
 // isReply reports whether the message answers a request of this server.
 func (m Message) isReply() bool {

@@ -82,19 +82,19 @@ func (m Message) refuse() mcp.JSONRPCMessage {
 		return Failure(id, mcp.INVALID_REQUEST, fmt.Sprintf(`jsonrpc is %.20q: it must be %q`, m.fields.JSONRPC, mcp.JSONRPC_VERSION))
 	case m.replyID() == nil:
 		return Failure(nil, mcp.INVALID_REQUEST, fmt.Sprintf("id is %.80s: it must be a string or a number of 64 bits", m.ID))
-	case m.isModern() && !mcp.IsValidProtocolVersion(version):
+	case m.isStateless() && !mcp.IsValidProtocolVersion(version):
 		failure := mcp.UnsupportedProtocolVersionError{Version: version, Supported: mcp.ValidProtocolVersions}.JSONRPCError()
 		failure.ID = mcp.NewRequestId(m.replyID())
 		return failure
-	case m.isModern() && m.fields.Params.Meta.ClientCapabilities() == nil:
+	case m.isStateless() && m.fields.Params.Meta.ClientCapabilities() == nil:
 		return Failure(id, mcp.INVALID_PARAMS, "missing or invalid _meta field "+mcp.MetaKeyClientCapabilities)
 	case !m.typed && m.Method == "":
 		return Failure(id, mcp.INVALID_REQUEST, "the message is not a request of JSON-RPC 2.0")
 	case !ok:
 		return Failure(id, mcp.METHOD_NOT_FOUND, fmt.Sprintf("there is no method %.80q", m.Method))
-	case m.isModern() && known.era == withHandshake:
+	case m.isStateless() && known.era == withHandshake:
 		return Failure(id, mcp.METHOD_NOT_FOUND, fmt.Sprintf("MCP %s has no method %q: its clients begin with %s, or with a call", version, m.Method, mcp.MethodServerDiscover))
-	case !m.isModern() && known.era == withoutHandshake:
+	case !m.isStateless() && known.era == withoutHandshake:
 		return Failure(id, mcp.METHOD_NOT_FOUND, fmt.Sprintf("%q is a method of MCP %s: name that version in _meta", m.Method, mcp.LATEST_PROTOCOL_VERSION))
 	case !m.typed:
 		return Failure(id, mcp.INVALID_REQUEST, fmt.Sprintf("params of %.80s have another type than MCP gives them", m.Method))
@@ -107,7 +107,7 @@ func (m Message) refuse() mcp.JSONRPCMessage {
 // that of later revisions.
 func (m Message) noResource(err error) mcp.JSONRPCMessage {
 	code := mcp.RESOURCE_NOT_FOUND
-	if m.isModern() {
+	if m.isStateless() {
 		code = mcp.INVALID_PARAMS
 	}
 	var data any

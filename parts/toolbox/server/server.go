@@ -72,7 +72,7 @@ type Client struct {
 	transport transport.Interface
 	log       *slog.Logger
 	last      atomic.Int64
-	meta      map[string]any // of each request, for a server of a revision without a handshake
+	meta      map[string]any // of each request, for a server of stateless MCP
 	tools     map[string]Tool
 	ended     chan struct{}
 	end       func() // closes ended of a URL; a jail closes its own
@@ -146,7 +146,7 @@ func (c *Client) greet(ctx context.Context) error {
 	})
 	var refused *Error
 	if errors.As(err, &refused) {
-		// A server of a revision without a handshake.
+		// A server of stateless MCP.
 		c.meta = map[string]any{
 			mcp.MetaKeyProtocolVersion: mcp.LATEST_PROTOCOL_VERSION, mcp.MetaKeyClientCapabilities: struct{}{}, mcp.MetaKeyClientInfo: info,
 		}
