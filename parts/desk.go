@@ -13,18 +13,23 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
-// addDesk lets the user's commands ask this server. Each verb is a line of the list; more are those
-// of the program that serves.
-func addDesk(options *service.Options, server *service.Server, calls *watch.Server, more []desk.Verb) *visit.Visits {
-	options.Observers = append(options.Observers, calls)
+// addDesk lets the user's commands ask this server. Each verb is a line of the list.
+func addDesk(options *service.Options, server *service.Server, book *ask.Book, with With) *visit.Visits {
+	calls := with.Calls
+	if calls == nil {
+		calls = watch.New(server.Environments)
+	}
+	options.Tool.Observers = append(options.Tool.Observers, calls)
 	visits := visit.New(server.Base.Session.Forward)
-	options.Parts = append(options.Parts, visits)
+	options.Layers = append(options.Layers, service.Layer{Session: visits, OnSessions: func(sessions *session.Manager) {
+		visits.SetSessions(sessions)
+		calls.SetSessions(sessions.List)
+	}})
 	verbs := []desk.Verb{
 		desk.Answer("status", func() any { return calls.Now() }),
-		ask.Verb(options.Asking),
+		ask.Verb(book),
 	}
-	verbs = append(append(verbs, visits.Verbs()...), more...)
-	options.OnSessions = append(options.OnSessions, visits.SetSessions, func(m *session.Manager) { calls.SetSessions(m.List) })
+	verbs = append(append(verbs, visits.Verbs()...), with.Verbs...)
 	server.AfterAnswer(func(ctx context.Context) {
 		desk.Serve(ctx, config.DeskFolders(os.Getenv), server.Settings.Shown(), verbs, server.Log)
 	})

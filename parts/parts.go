@@ -19,6 +19,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/packages"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
@@ -31,49 +32,72 @@ const (
 	maxCallBytes = 256 << 20
 )
 
-// Add adds the parts that the settings of a server switch on. The first one is the outermost.
-func Add(options *service.Options, server *service.Server) error {
-	_, err := AddWatched(options, server, watch.New(server.Environments))
-	return err
+// With is what a program that serves adds to the parts. The zero value adds nothing.
+type With struct {
+	// Calls shows the calls; nil is for the user's commands alone. Verbs are further commands.
+	Calls *watch.Server
+	Verbs []desk.Verb
+	// Charge charges principals, and Turn waits until an environment may be built for one.
+	Charge service.Layer
+	Turn   func(ctx context.Context, principal string) (done func(), err error)
 }
 
-// AddWatched is Add for a program that shows the calls by itself too, and has verbs of its own for the
-// user's commands. It returns the user's visits to the sessions.
-func AddWatched(options *service.Options, server *service.Server, calls *watch.Server, verbs ...desk.Verb) (*visit.Visits, error) {
-	book := ask.New(server.Log)
-	options.Asking, options.Parts = book, append(options.Parts, ask.Part{Book: book})
+// Added are parts that a program may show by itself: the questions to users, and the visits to
+// sessions.
+type Added struct {
+	Book   *ask.Book
+	Visits *visit.Visits
+}
+
+// Add adds the parts that the settings of a server switch on, the outermost first.
+func Add(options *service.Options, server *service.Server, with With) (added Added, err error) {
+	add := func(layer service.Layer) { options.Layers = append(options.Layers, layer) }
+	added.Book = ask.New(server.Log)
+	add(service.Layer{Session: ask.Part{Book: added.Book}, Executor: added.Book.Executor})
 	if store := patches(server.Settings, server.Log); store != nil {
 		part := changes.NewPart(store, options.Host.Project)
-		options.Parts, options.Changes = append(options.Parts, part), part
+		options.Tool.Changes = part
+		add(service.Layer{Session: part})
 	}
 	if store := suspension(server.Base.Session, server.Log); store != nil {
-		part := suspended.NewPart(store, options.Host.Project.Dir, server.Log)
-		options.Parts, options.Suspends = append(options.Parts, part), true
+		options.Suspends, options.Tool.Branches = true, true
+		add(service.Layer{Session: suspended.NewPart(store, options.Host.Project.Dir, server.Log)})
 		server.Go(func(ctx context.Context) { clean(ctx, store) })
 	}
 	store, err := files(server.Settings, server.Log)
 	if err != nil {
-		return nil, err
+		return added, err
 	}
 	if store != nil {
-		options.Parts, options.KeepsFiles = append(options.Parts, sessionfiles.NewPart(store, server.Log)), true
+		options.Tool.KeptFiles = true
+		add(service.Layer{Session: sessionfiles.NewPart(store, server.Log)})
 	}
 	if server.Builds() {
-		options.Parts = append(options.Parts, packages.Grow{})
-		onDemand := packages.Options{Folder: server.Settings.Packages, Ask: server.Build, Log: server.Log}
-		options.OnDemand = packages.NewServer(onDemand)
+		onDemand := packages.Options{Folder: server.Settings.Packages, Ask: server.Build, Turn: with.Turn, Used: options.Warm, Log: server.Log}
+		options.Tool.Packages = packages.Catalog{Folder: onDemand.Folder}
+		add(service.Layer{Session: packages.Grow{}, Executor: func(next call.Executor) call.Executor { return packages.NewExecutor(next, onDemand) }})
 	}
-	options.CallFiles = callfiles.New(callfiles.Limits{
+	add(with.Charge)
+	if err := addFiles(options, server, add); err != nil {
+		return added, err
+	}
+	added.Visits = addDesk(options, server, added.Book, with)
+	return added, addTools(options, server)
+}
+
+// addFiles keeps what calls leave in /workspace/outputs, and copies it to a folder of the user's.
+func addFiles(options *service.Options, server *service.Server, add func(service.Layer)) error {
+	kept := callfiles.New(callfiles.Limits{
 		Idle: options.Sessions.Idle, Lifetime: options.Sessions.Lifetime, Calls: maxCalls, Bytes: maxCallBytes,
 	}, os.TempDir(), server.Log)
+	options.CallFiles, options.Tool.Kept = kept, kept
+	add(service.Layer{Close: kept.Close})
 	folder, err := outputFolder(server.Settings, server.Log)
-	if err != nil {
-		return nil, err
+	if err == nil && folder != nil {
+		options.CallFiles = folder.OfCalls(kept)
+		add(service.Layer{Session: folder})
 	}
-	if folder != nil {
-		options.Parts, options.CallFiles = append(options.Parts, folder), folder.OfCalls(options.CallFiles)
-	}
-	return addDesk(options, server, calls, verbs), addTools(options, server)
+	return err
 }
 
 // addTools lets code call tools. A build with the tag toolbox sets it.

@@ -6,6 +6,7 @@ import (
 	"context"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/gate"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 )
@@ -20,7 +21,10 @@ func init() {
 			return nil
 		}
 		tools := gate.New(catalog, server.Log)
-		options.Tools, options.Parts = tools, append(options.Parts, tools)
+		options.Tool.More = tools.Describe
+		options.Layers = append(options.Layers, service.Layer{Session: tools, Executor: func(next call.Executor) call.Executor {
+			return tools.Executor(next, options.Tool.Observers)
+		}})
 		server.Go(func(ctx context.Context) {
 			<-ctx.Done()
 			tools.Close()

@@ -54,22 +54,6 @@ type Options struct {
 	Used func(registry.Environment)
 }
 
-// Server is what a server has of this package.
-type Server struct {
-	Catalog
-	options Options
-}
-
-// NewServer returns a Server.
-func NewServer(o Options) *Server { return &Server{Catalog{o.Folder}, o} }
-
-// Executor returns an executor in front of next. Turn and used are fields of [Options].
-func (s *Server) Executor(next call.Executor, turn func(ctx context.Context, principal string) (done func(), err error), used func(registry.Environment)) call.Executor {
-	o := s.options
-	o.Turn, o.Used = turn, used
-	return NewExecutor(next, o)
-}
-
 // Executor delays calls until their environments are built.
 type Executor struct {
 	next call.Executor

@@ -61,7 +61,7 @@ var trusted = map[string]string{
 	"gateway/cmd/nix-sandbox-gateway/observe.go start": "is run by Server.Go, which has a guard",
 	"parts/ask/book.go ask":                            "calls the way by Run",
 	"runtime/interactive/interactive.go Start":         "awaits the end of a process",
-	"parts/parts.go AddWatched":                        "is run by Server.Go, which has a guard",
+	"parts/parts.go Add":                               "is run by Server.Go, which has a guard",
 	"parts/toolbox.go init":                            "is run by Server.Go, which has a guard",
 	"runtime/service/server.go AfterAnswer":            "is run by Server.Go, which has a guard",
 }

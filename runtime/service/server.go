@@ -26,7 +26,11 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
+
+// maxOneShot bounds the sandboxes of calls without a session of one client.
+const maxOneShot = 32
 
 // Server is a server before it has a client: its settings, and the work beside the calls.
 type Server struct {
@@ -125,12 +129,12 @@ func (s *Server) untilSignals() {
 
 // Start begins the work beside the calls, and returns the options of a server for one client,
 // without parts.
-func (s *Server) Start() (Options, error) {
+func (s *Server) Start() (*Options, error) {
 	// A write to a client that is gone fails, and the server cleans up before it ends. Sandboxes
 	// would inherit that a signal is ignored, so it is not.
 	s.notify(syscall.SIGPIPE)
 	if err := s.builder.bounds(s.Base.OnDemand); err != nil {
-		return Options{}, fmt.Errorf("tell the builder its bounds: %w", err)
+		return nil, fmt.Errorf("tell the builder its bounds: %w", err)
 	}
 	if home, err := os.UserHomeDir(); err == nil && s.Settings.ProjectDir == filepath.Clean(home) {
 		s.Log.Warn("the project is the home folder: code can read all of its files, such as keys and histories", "hint", "set PROJECT_DIR to a folder in it")
@@ -140,17 +144,17 @@ func (s *Server) Start() (Options, error) {
 	s.AfterAnswer(s.logMachine)
 	start := framed.Options{StartTimeout: s.Settings.StartWithin, Groups: s.groups(), Together: s.Together}
 	s.HasGroups = start.Groups != nil
-	return Options{
-		Environments: s.Environments,
-		Starter:      framed.New(s.Log, start),
-		Sessions:     session.Limits{Idle: s.Settings.SessionIdle, Lifetime: s.Settings.SessionLifetime, Max: s.Settings.SessionMax},
-		SharedFiles:  s.Base.Session.SharedFiles,
-		Host:         s.Settings.HostFolders(),
-		InboxMount:   s.Base.InboxMount,
-		Variables:    config.Inherited(s.Base),
-		Version:      command.Version(),
-		AfterFirst:   func() { close(s.answered) },
-		Log:          s.Log,
+	return &Options{
+		Starter:    framed.New(s.Log, start),
+		Sessions:   session.Limits{Idle: s.Settings.SessionIdle, Lifetime: s.Settings.SessionLifetime, Max: s.Settings.SessionMax},
+		OneShots:   maxOneShot,
+		Tool:       tool.Options{Environments: s.Environments, SharedFiles: s.Base.Session.SharedFiles, Log: s.Log},
+		Host:       s.Settings.HostFolders(),
+		InboxMount: s.Base.InboxMount,
+		Variables:  config.Inherited(s.Base),
+		Version:    command.Version(),
+		AfterFirst: func() { close(s.answered) },
+		Log:        s.Log,
 	}, nil
 }
 

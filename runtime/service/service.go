@@ -7,6 +7,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,9 +24,6 @@ import (
 )
 
 const (
-	// maxOneShot bounds the sandboxes of calls without a session that live at
-	// once; further calls wait.
-	maxOneShot = 32
 	// endTimeout bounds the end of all sandboxes after a signal; the promise is
 	// 3 s.
 	endTimeout = 2500 * time.Millisecond
@@ -42,80 +40,36 @@ type Starter interface {
 	Close(within time.Duration)
 }
 
-// Accounts charges principals for the memory and the turns that they take; package account does it.
-type Accounts interface {
-	rpc.Admission
-	tool.Gate // of files that are read
-	// Executor and Starter charge for calls that run and for sandboxes.
-	Executor(call.Executor) call.Executor
-	Starter(sandbox.Starter) sandbox.Starter
-	// Build waits until an environment may be built for a principal.
-	Build(ctx context.Context, principal string) (done func(), err error)
-	// Sessions returns how many sessions a principal may have.
-	Sessions(principal string) int
-}
-
-// OnDemand lets calls add packages to environments; package packages does it.
-type OnDemand interface {
-	tool.Packages
-	// Executor returns an executor that holds calls until their environments are built. Turn
-	// waits until an environment may be built for a principal; nil is at once. Used is called with
-	// each environment with packages that a call is about to use.
-	Executor(next call.Executor, turn func(ctx context.Context, principal string) (done func(), err error), used func(registry.Environment)) call.Executor
-}
-
-// Tools lets code call tools; package gate of the toolbox does it.
-type Tools interface {
-	// Executor returns an Executor whose code can call tools, of which observers that are
-	// [call.ToolObserver] are told.
-	Executor(next call.Executor, observers []call.Observer) call.Executor
-	// Describe says what code of the environments can call.
-	Describe(*registry.Snapshot) string
-}
-
-// Asking lets parts of the server ask users; package ask does it.
-type Asking interface {
-	// Executor returns an Executor whose calls have a user.
-	Executor(call.Executor) call.Executor
-	// Questions returns a principal's open questions, and Answer answers one. Its error says that the
-	// question is not open.
-	Questions(principal string) []call.Question
-	Answer(principal, id string, choice call.Choice) error
-	// Listen says that somebody can answer a principal's questions until stop is called. The channel
-	// has an element when they have changed.
-	Listen(principal string) (changed <-chan struct{}, stop func())
-}
-
-// CallFiles keeps files of one-shot calls; package callfiles does it.
-type CallFiles interface {
-	session.CallFiles
-	tool.Kept
-	Close()
+// Layer is what a part of a server adds to the way of a call. A nil field adds nothing.
+type Layer struct {
+	Session session.Part
+	// Executor and Starter return one around another.
+	Executor func(call.Executor) call.Executor
+	Starter  func(sandbox.Starter) sandbox.Starter
+	// OnSessions gets the sessions before the first call.
+	OnSessions func(*session.Manager)
+	// Close is called when all sandboxes have ended.
+	Close func()
 }
 
 // Options are the parts and settings of a server.
 type Options struct {
-	Environments *registry.Registry
-	Starter      Starter // is closed at the end
-	Sessions     session.Limits
-	// Accounts is nil if there is one principal. Its calls begin at once.
-	Accounts Accounts
-	// SharedFiles lets a session have several environments.
-	SharedFiles bool
-	// Parts add to sessions. Changes reads the patches of sessions; nil if there is no such
-	// part. KeepsFiles and Suspends say whether there is a part that keeps files or suspends
+	Starter  Starter // is closed at the end
+	Sessions session.Limits
+	// Layers are the parts, the outermost first.
+	Layers []Layer
+	// Tool is what the model reads of the server and its parts. Assemble sets its executor and
 	// sessions.
-	Parts                []session.Part
-	Changes              tool.Changes
-	KeepsFiles, Suspends bool
-	// OnDemand lets calls add packages, and CallFiles keeps files of calls without a
-	// session. Each may be nil.
-	OnDemand  OnDemand
-	CallFiles CallFiles
-	// Tools are nil if no environment has any.
-	Tools Tools
-	// Asking is nil if users are never asked.
-	Asking Asking
+	Tool tool.Options
+	// Admission bounds the calls that wait; nil is [rpc.DefaultBounds].
+	Admission rpc.Admission
+	// OneShots bounds the sandboxes of calls without a session that live at once; further calls
+	// wait. 0 is no bound.
+	OneShots int
+	// CallFiles keep files of calls without a session; nil keeps none.
+	CallFiles session.CallFiles
+	// Suspends says that there is a part that suspends sessions.
+	Suspends bool
 	// Host has the folders that every sandbox shows, the inbox at InboxMount. Variables are
 	// set in each.
 	Host       sandbox.HostFolders
@@ -125,16 +79,14 @@ type Options struct {
 	// AfterFirst is called after the first answer to one client, or when the server takes
 	// connections. It may be nil.
 	AfterFirst func()
-	// Observers are told of every call, also if it is refused.
-	Observers []call.Observer
-	// OnSessions get the sessions before the first call.
-	OnSessions []func(*session.Manager)
 	Log        *slog.Logger
+
+	warm *pool.Pool
 }
 
 // Stdio serves one client until in ends and all its messages are answered, or until ctx ends.
 // When it returns, all sandboxes have ended. The error is one of in or out.
-func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
+func Stdio(ctx context.Context, in io.Reader, out io.Writer, o *Options) error {
 	a := o.Assemble()
 	defer a.Stop()
 	transport := mcpstdio.New(a.Handler, a.Begin)
@@ -180,66 +132,47 @@ func (o *Options) Assemble() *Assembly {
 		spec.Principal = c.Principal
 		return spec
 	}
-	warm := pool.New(o.Starter, o.Log)
-	starter, limits := sandbox.Starter(warm), o.Sessions
-	oneShotStarter := sandbox.Limit(starter, maxOneShot)
-	if o.Accounts != nil {
-		starter = o.Accounts.Starter(starter)
-		oneShotStarter = starter // the calls that run are bounded
-		limits.MaxEach = o.Accounts.Sessions
+	o.warm = pool.New(o.Starter, o.Log)
+	starter := sandbox.Starter(o.warm)
+	var parts []session.Part
+	for _, layer := range slices.Backward(o.Layers) {
+		if layer.Starter != nil {
+			starter = layer.Starter(starter)
+		}
+		if layer.Session != nil {
+			parts = append(parts, layer.Session)
+		}
 	}
-	oneShot := session.OneShot(oneShotStarter, spec, o.CallFiles)
-	managed := session.Options{Starter: starter, Spec: spec, OneShot: oneShot, Limits: limits, Parts: o.Parts, Log: o.Log}
-	if o.SharedFiles {
+	slices.Reverse(parts)
+	oneShots := starter
+	if o.OneShots > 0 {
+		oneShots = sandbox.Limit(starter, o.OneShots)
+	}
+	managed := session.Options{Starter: starter, Spec: spec, OneShot: session.OneShot(oneShots, spec, o.CallFiles), Limits: o.Sessions, Parts: parts, Log: o.Log}
+	if o.Tool.SharedFiles {
 		managed.Workspaces = o.Starter
 	}
 	sessions := session.New(managed)
-	for _, show := range o.OnSessions {
-		show(sessions)
+	executor := call.Executor(sessions)
+	for _, layer := range slices.Backward(o.Layers) {
+		if layer.OnSessions != nil {
+			layer.OnSessions(sessions)
+		}
+		if layer.Executor != nil {
+			executor = layer.Executor(executor)
+		}
 	}
-	executor, admission, reads := call.Executor(sessions), rpc.Admission(rpc.DefaultBounds()), tool.Gate(nil)
-	if o.Tools != nil {
-		executor = o.Tools.Executor(executor, o.Observers)
+	o.Tool.Executor, o.Tool.Sessions, o.Tool.Project = call.Log(executor, o.Log), sessions, o.project()
+	admission := o.Admission
+	if admission == nil {
+		admission = rpc.DefaultBounds()
 	}
-	var turn func(ctx context.Context, principal string) (done func(), err error)
-	if o.Accounts != nil {
-		executor, turn = o.Accounts.Executor(executor), o.Accounts.Build
-		admission, reads = o.Accounts, o.Accounts
-	}
-	if o.OnDemand != nil {
-		executor = o.OnDemand.Executor(executor, turn, func(env registry.Environment) {
-			if o.waits() {
-				warm.Add(pool.Kind{Spec: o.Spec(env), Count: env.Prewarm}, o.Sessions.Idle)
-			}
-		})
-	}
-	if o.Asking != nil {
-		executor = o.Asking.Executor(executor)
-	}
-	offered := tool.Options{
-		Environments: o.Environments,
-		Executor:     call.Log(executor, o.Log),
-		Sessions:     sessions,
-		Project:      o.project(),
-		SharedFiles:  o.SharedFiles,
-		KeptFiles:    o.KeepsFiles,
-		Branches:     o.Suspends,
-		Packages:     o.OnDemand,
-		Kept:         o.CallFiles,
-		Observers:    o.Observers,
-		Changes:      o.Changes,
-		Reads:        reads,
-		Log:          o.Log,
-	}
-	if o.Tools != nil {
-		offered.More = o.Tools.Describe
-	}
-	handler, stopHandler := rpc.New(tool.New(offered), o.Version, admission, o.Log)
-	stopWarm := o.keepWarm(warm)
+	handler, stopHandler := rpc.New(tool.New(o.Tool), o.Version, admission, o.Log)
+	stopWarm := o.keepWarm()
 	return &Assembly{
-		Handler: handler, Sessions: sessions, starter: o.Starter, warm: warm,
+		Handler: handler, Sessions: sessions, starter: o.Starter, warm: o.warm,
 		Begin: func() {
-			warm.Fill()
+			o.warm.Fill()
 			if o.AfterFirst != nil {
 				o.AfterFirst()
 			}
@@ -247,10 +180,19 @@ func (o *Options) Assemble() *Assembly {
 		Stop: func() {
 			stopWarm()
 			stopHandler()
-			if o.CallFiles != nil {
-				o.CallFiles.Close()
+			for _, layer := range o.Layers {
+				if layer.Close != nil {
+					layer.Close()
+				}
 			}
 		},
+	}
+}
+
+// Warm has sandboxes of an environment wait for a while, which a call is about to use.
+func (o *Options) Warm(env registry.Environment) {
+	if o.waits() {
+		o.warm.Add(pool.Kind{Spec: o.Spec(env), Count: env.Prewarm}, o.Sessions.Idle)
 	}
 }
 
@@ -297,7 +239,7 @@ func (o *Options) waits() bool { return o.Host.Project.Mode != config.Overlay }
 
 // keepWarm has the pool keep sandboxes of all environments that ask for that, also if these
 // change, until the returned function is called.
-func (o *Options) keepWarm(warm *pool.Pool) (stop func()) {
+func (o *Options) keepWarm() (stop func()) {
 	if !o.waits() {
 		return func() {}
 	}
@@ -306,12 +248,12 @@ func (o *Options) keepWarm(warm *pool.Pool) (stop func()) {
 		one.Lock()
 		defer one.Unlock()
 		kinds := []pool.Kind{}
-		for _, env := range o.Environments.Now().Ready() {
+		for _, env := range o.Tool.Environments.Now().Ready() {
 			kinds = append(kinds, pool.Kind{Spec: o.Spec(env), Count: env.Prewarm})
 		}
-		warm.Keep(kinds)
+		o.warm.Keep(kinds)
 	}
-	stop = o.Environments.Subscribe(func(_, _ *registry.Snapshot) { keep() })
+	stop = o.Tool.Environments.Subscribe(func(_, _ *registry.Snapshot) { keep() })
 	keep()
 	return stop
 }

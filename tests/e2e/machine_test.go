@@ -19,6 +19,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
@@ -73,8 +74,8 @@ func serveMachine(rate string) error {
 		return err
 	}
 	log.Info("machine", "seed", seed)
-	return service.Stdio(context.Background(), os.Stdin, os.Stdout, service.Options{
-		Environments: watcher.Registry(),
+	kept := callfiles.New(callfiles.Limits{Idle: time.Hour, Lifetime: time.Hour, Calls: 256, Bytes: 256 << 20}, os.TempDir(), log)
+	return service.Stdio(context.Background(), os.Stdin, os.Stdout, &service.Options{
 		Starter: &sandboxtest.Machine{
 			StartTime: 5 * time.Millisecond, Memory: 1 << 20,
 			FailureRate: failureRate, Rand: rand.New(rand.NewPCG(seed, 0)),
@@ -83,7 +84,9 @@ func serveMachine(rate string) error {
 		Host:      sandbox.HostFolders{Project: sandbox.Project{Dir: settings.ProjectDir, Mount: settings.ProjectMount, Mode: settings.ProjectMode}},
 		Version:   "0",
 		Log:       log,
-		CallFiles: callfiles.New(callfiles.Limits{Idle: time.Hour, Lifetime: time.Hour, Calls: 256, Bytes: 256 << 20}, os.TempDir(), log),
+		OneShots:  32,
+		CallFiles: kept,
+		Tool:      tool.Options{Environments: watcher.Registry(), Kept: kept, Log: log},
 	})
 }
 

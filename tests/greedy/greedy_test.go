@@ -37,6 +37,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
@@ -122,17 +123,26 @@ func serve(folder string) error {
 		return err
 	}
 	machine := &sandboxtest.Machine{}
-	options := service.Options{
-		Environments: registry.New(&registry.Set{Environments: map[string]registry.Environment{"bash": env}}),
-		Starter:      machine,
-		Sessions:     limits,
-		Accounts:     book,
-		Parts:        []session.Part{sessionfiles.NewPart(kept, log)},
-		KeepsFiles:   true,
-		CallFiles:    callfiles.New(callfiles.Limits{Idle: limits.Idle, Lifetime: limits.Lifetime, Calls: 128, Bytes: 24 << 20}, folder, log),
-		OnDemand:     packages.NewServer(packages.Options{Folder: builder.folder, Ask: builder.ask, Log: log}),
-		Observers:    []call.Observer{records},
-		Log:          log,
+	limits.MaxEach = book.Sessions
+	files := callfiles.New(callfiles.Limits{Idle: limits.Idle, Lifetime: limits.Lifetime, Calls: 128, Bytes: 24 << 20}, folder, log)
+	options := &service.Options{
+		Starter:   machine,
+		Sessions:  limits,
+		Admission: book,
+		CallFiles: files,
+		Tool: tool.Options{
+			Environments: registry.New(&registry.Set{Environments: map[string]registry.Environment{"bash": env}}),
+			Packages:     packages.Catalog{Folder: builder.folder}, Kept: files, KeptFiles: true,
+			Observers: []call.Observer{records}, Reads: book, Log: log,
+		},
+		Log: log,
+	}
+	onDemand := packages.Options{Folder: builder.folder, Ask: builder.ask, Turn: book.Build, Used: options.Warm, Log: log}
+	options.Layers = []service.Layer{
+		{Session: sessionfiles.NewPart(kept, log)},
+		{Executor: func(next call.Executor) call.Executor { return packages.NewExecutor(next, onDemand) }},
+		{Executor: book.Executor, Starter: book.Starter},
+		{Close: files.Close},
 	}
 	a := options.Assemble()
 	a.Begin()

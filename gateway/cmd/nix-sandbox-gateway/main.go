@@ -73,11 +73,20 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 		return err
 	}
 	defer observers.Close()
-	visits, err := parts.AddWatched(&options, server, calls, desk.Answer(ask.LinkVerbName, observers.link))
+	with := parts.With{Calls: calls, Verbs: []desk.Verb{desk.Answer(ask.LinkVerbName, observers.link)}}
+	var book *account.Book
+	if front != nil {
+		book = account.NewBook(front.quota, front.callsAtOnce(), max(1, int(server.Base.OnDemand.MaxBuilds)))
+		with.Turn, with.Charge = book.Build, service.Layer{Executor: book.Executor, Starter: book.Starter}
+		options.Admission, options.Tool.Reads = book, book
+		// Of calls without a session the sandboxes are bounded by the calls that run.
+		options.OneShots, options.Sessions.Max, options.Sessions.MaxEach = 0, settings.SessionMaxOfMany, book.Sessions
+	}
+	added, err := parts.Add(options, server, with)
 	if err != nil {
 		return err
 	}
-	observers.start(server, &options, visits)
+	observers.start(server, options, added)
 	if front == nil {
 		return service.Stdio(server.Context, in, out, options)
 	}
@@ -92,12 +101,9 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 		debug.SetMemoryLimit(memoryLimit)
 	}
 	server.Go(front.reload(log))
-	book := account.NewBook(front.quota, front.callsAtOnce(), max(1, int(server.Base.OnDemand.MaxBuilds)))
-	options.Accounts = book
 	if observers.audit != nil {
 		observers.audit.Charge(book.Record)
 	}
-	options.Sessions.Max = settings.SessionMaxOfMany
 	transport := front.options()
 	transport.Book = book
 	if m := observers.metrics; m != nil {
@@ -115,13 +121,13 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 // serve serves all clients until the context of the server ends. Then it waits for running calls
 // until they are answered, their time is over, or a second signal comes. When it returns, all
 // sandboxes have ended. The error is one of the listener.
-func serve(server *service.Server, front *front, o service.Options, h mcphttp.Options) error {
+func serve(server *service.Server, front *front, o *service.Options, h mcphttp.Options) error {
 	a := o.Assemble()
 	defer a.Stop()
 	// systemd sets this to the folders of StateDirectory=.
 	state, _, _ := strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
 	takeEnded(state, a.Sessions, o.Log)
-	h.IsReady = func() bool { return len(o.Environments.Now().Names()) > 0 }
+	h.IsReady = func() bool { return len(o.Tool.Environments.Now().Names()) > 0 }
 	h.Log = o.Log
 	transport := mcphttp.New(a.Handler, h)
 	a.Begin()

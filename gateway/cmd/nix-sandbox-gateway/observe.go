@@ -9,6 +9,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/metrics"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/visit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -81,15 +82,15 @@ func (o *observers) expose(address string, page bool, server *service.Server, ca
 
 // start adds the observers to the options, and serves the metrics until Close. When the server's
 // context has ended, it is not ready any more.
-func (o *observers) start(server *service.Server, options *service.Options, visits *visit.Visits) {
-	options.Observers = append(o.all, options.Observers...)
+func (o *observers) start(server *service.Server, options *service.Options, added parts.Added) {
+	options.Tool.Observers = append(o.all, options.Tool.Observers...)
 	if o.listener == nil {
 		return
 	}
 	if o.site.Page {
-		o.site.Answers = live.NewAnswers(options.Asking)
+		o.site.Answers = live.NewAnswers(added.Book)
 		o.site.Answers.Forward = func(ctx context.Context, session string, port uint16) (string, error) {
-			at, err := visits.Listen(ctx, visit.ForwardArgs{Place: visit.Place{Session: session}, Port: port}, func(err error) {
+			at, err := added.Visits.Listen(ctx, visit.ForwardArgs{Place: visit.Place{Session: session}, Port: port}, func(err error) {
 				server.Log.Debug("forward a port for the page", "session", session, "port", port, "error", err)
 			})
 			return at.Address, err

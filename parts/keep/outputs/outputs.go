@@ -161,19 +161,12 @@ func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request)
 	return result, err
 }
 
-// Calls keep files of one-shot calls, as package callfiles does.
-type Calls interface {
-	session.CallFiles
-	Read(principal, id, path string) ([]byte, error)
-	Close()
-}
-
-// OfCalls returns Calls that copy the files of a call to a folder of the call's own, and then have
+// OfCalls returns one that copies the files of a call to a folder of the call's own, and then has
 // next keep them.
-func (f *Folder) OfCalls(next Calls) Calls { return &calls{next, f} }
+func (f *Folder) OfCalls(next session.CallFiles) session.CallFiles { return &calls{next, f} }
 
 type calls struct {
-	Calls
+	next   session.CallFiles
 	folder *Folder
 }
 
@@ -183,7 +176,7 @@ func (k *calls) Keep(ctx context.Context, principal string, box sandbox.Sandbox,
 		to := path.Join(owner(principal), "calls", time.Now().UTC().Format("2006-01-02T150405Z-")+strings.ToLower(rand.Text()[:6]))
 		notes = append(notes, k.folder.Copy(ctx, to, box, files))
 	}
-	return append(notes, k.Calls.Keep(ctx, principal, box, files)...)
+	return append(notes, k.next.Keep(ctx, principal, box, files)...)
 }
 
 var plainName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$`)

@@ -45,7 +45,7 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := parts.Add(&options, server); err != nil {
+	if _, err := parts.Add(options, server, parts.With{}); err != nil {
 		return err
 	}
 	return service.Stdio(server.Context, in, out, options)
