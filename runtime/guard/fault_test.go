@@ -159,6 +159,7 @@ func TestPanics_EndNoServer(t *testing.T) {
 				cmd.Dir = folder
 				cmd.Env = append(append(os.Environ(), "NIX_SANDBOX_TEST_FAULT="+p.name, "NIX_SANDBOX_TEST_REACHED="+reached), env...)
 				out, err = cmd.CombinedOutput()
+				out = append([]byte("\n"), out...)
 				return out, bytes.Index(out, []byte("\npanic: "+p.name)), err
 			}
 			if p.function == "parts/ask/book.go ask" {

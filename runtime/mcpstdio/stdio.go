@@ -1,7 +1,8 @@
 // Package mcpstdio serves MCP over the standard streams: a JSON-RPC message a line.
 //
-// It promises that every request is answered: calls run side by side, all other messages are
-// answered in order of arrival, and at the end of input every message before it is still answered.
+// It promises that every request is answered, but for calls that the client has cancelled, as MCP
+// asks: calls run side by side, all other messages are answered in order of arrival, and at the end
+// of input every message before it is still answered.
 // A line that is too long, is not JSON or is not a request costs only an error reply. Memory is
 // bounded whatever the client sends, and reading never waits for a call.
 package mcpstdio
@@ -9,6 +10,7 @@ package mcpstdio
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -44,13 +46,16 @@ type Server struct {
 	listening chan struct{}
 
 	mu      sync.Mutex
-	cancels map[string]context.CancelFunc // of calls and subscriptions, by id
+	cancels map[string]context.CancelCauseFunc // of calls and subscriptions, by id
 }
+
+// errCancelled is the cause of the end of a request that the client has cancelled.
+var errCancelled = errors.New("the client has cancelled the request")
 
 // New returns a server of handler's answers. AfterFirst is called once, when the client's first
 // request other than a ping has been answered: work that speeds up later answers may begin then.
 func New(handler *rpc.Handler, afterFirst func()) *Server {
-	return &Server{handler: handler, afterFirst: sync.OnceFunc(afterFirst), maxLine: maxLine, listening: make(chan struct{}, maxListens), cancels: map[string]context.CancelFunc{}}
+	return &Server{handler: handler, afterFirst: sync.OnceFunc(afterFirst), maxLine: maxLine, listening: make(chan struct{}, maxListens), cancels: map[string]context.CancelCauseFunc{}}
 }
 
 // Serve answers the messages of in, and returns at its end after all answers, or when ctx ends,
@@ -136,20 +141,24 @@ func (s *Server) call(ctx context.Context, m rpc.Message) {
 		defer guard.Recover(nil) // of the write: the answer has its own
 		defer forget()
 		defer call.Release()
-		s.reply(m, call.Answer(ctx, s.conn.client()))
+		reply := call.Answer(ctx, s.conn.client())
+		if errors.Is(context.Cause(ctx), errCancelled) {
+			reply = nil // the client has forgotten the id, and may take an answer for a fault
+		}
+		s.reply(m, reply)
 	})
 }
 
 // remember returns a context that a cancellation of the message ends, until
 // forget is called.
 func (s *Server) remember(ctx context.Context, m rpc.Message) (_ context.Context, forget func()) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	key := string(m.ID)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cancels[key] = cancel
 	return ctx, func() {
-		cancel()
+		cancel(nil)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.cancels, key)
@@ -162,7 +171,7 @@ func (s *Server) cancelRequest(id string) {
 	cancel := s.cancels[id]
 	s.mu.Unlock()
 	if cancel != nil {
-		cancel()
+		cancel(errCancelled)
 	}
 }
 

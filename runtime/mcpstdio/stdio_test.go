@@ -350,44 +350,50 @@ func TestNotificationsBeforeTheResult(t *testing.T) {
 }
 
 // A cancellation that comes on the heels of its call is not lost, although
-// the call's goroutine may not have run yet.
+// the call's goroutine may not have run yet. Cancelled calls are not answered.
 func TestCancelAtOnce(t *testing.T) {
+	ended := make(chan string, 200)
 	l := dial(t, func(ctx context.Context, _ string) string {
 		select {
 		case <-ctx.Done():
-			return "cancelled"
+			ended <- "cancelled"
 		case <-time.After(patience.Long / 2):
-			return "ran on"
+			ended <- "ran on"
 		}
+		return "an answer"
 	})
 	for i := range 200 {
 		l.send(run(i, "x"), cancelled(i))
-		if got := l.next().text(); got != "cancelled" {
+		if got := <-ended; got != "cancelled" {
 			t.Fatalf("call %d %s", i, got)
 		}
+	}
+	l.send(`{"jsonrpc":"2.0","id":"last","method":"ping"}`)
+	if r := l.next(); string(r.ID) != `"last"` {
+		t.Errorf("a cancelled call is answered: %+v", r)
 	}
 }
 
 func TestCancelMeansOneCall(t *testing.T) {
-	release := make(chan struct{})
+	release, ended := make(chan struct{}), make(chan string, 2)
 	l := dial(t, func(ctx context.Context, n string) string {
 		select {
 		case <-ctx.Done():
-			return "cancelled"
+			ended <- n
 		case <-release:
-			return n
 		}
+		return n
 	})
 	l.send(run(1, "one"), run(2, "two"), cancelled(2), cancelled(99),
 		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"1"}}`,
 		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":[]}`,
 		`{"jsonrpc":"2.0","method":"notifications/cancelled"}`)
-	if r := l.next(); string(r.ID) != "2" || r.text() != "cancelled" {
-		t.Errorf("first reply %+v", r)
+	if n := <-ended; n != "two" {
+		t.Errorf("call %s was cancelled", n)
 	}
 	close(release)
 	if r := l.next(); string(r.ID) != "1" || r.text() != "one" {
-		t.Errorf("second reply %+v", r)
+		t.Errorf("the only reply is %+v", r)
 	}
 }
 

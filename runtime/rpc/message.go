@@ -90,7 +90,9 @@ func Decode(text []byte) (m Message, reply mcp.JSONRPCMessage) {
 		m.Trace = TraceID(traceparent)
 	}
 	if bytes.Equal(m.ID, []byte("null")) {
-		m.ID = nil
+		if m.ID = nil; m.Method != "" {
+			return m, Failure(nil, mcp.INVALID_REQUEST, "id is null: it must be a string or a number of 64 bits")
+		}
 	}
 	return m, nil
 }

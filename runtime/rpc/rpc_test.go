@@ -210,6 +210,7 @@ func TestAnswer_OfOddMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Handler) {
 		for message, want := range map[string]string{
 			`{"jsonrpc":"2.0","id":{"a":1},"method":"tools/call",` + run + `}`:   `id is {"a":1}: it must be a string or a number of 64 bits`,
+			`{"jsonrpc":"2.0","id":null,"method":"ping"}`:                        `id is null: it must be a string or a number of 64 bits`,
 			`{"jsonrpc":"2.0","id":false,"method":"ping"}`:                       `id is false: it must be a string or a number of 64 bits`,
 			`{"jsonrpc":"2.0","id":123456789012345678901,"method":"tools/list"}`: `id is 123456789012345678901: it must be a string or a number of 64 bits`,
 			`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen"}`:           `"subscriptions/listen" is a method of MCP 2026-07-28: name that version in _meta`,

@@ -51,11 +51,11 @@ func TestAudit_HasARecordOfEveryCall(t *testing.T) {
 		return strings.Contains(c.Log(), "session=s") // the first call's line
 	})
 	c.Notify("notifications/cancelled", map[string]any{"requestId": json.RawMessage(id)})
-	c.Await(id)
-	got := records()
-	if len(got) != 4 {
-		t.Fatalf("%d records, want 4: %+v", len(got), got)
-	}
+	var got []audit.Record
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("there are %d records, want 4: %+v", len(got), got) }, func() bool {
+		got = records()
+		return len(got) == 4
+	})
 	first := got[0]
 	if want := fmt.Sprintf("%x", sha256.Sum256([]byte(code))); first.CodeHash != want || first.Trace != trace ||
 		first.Env != "bash" || first.Session != "s" || first.Closure == "" || first.ExitCode != 3 || first.StdoutBytes != 4 || first.StderrBytes != 4 {

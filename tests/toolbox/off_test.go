@@ -17,7 +17,7 @@ import (
 var ofTheToolbox = regexp.MustCompile(`-toolbox|-sandbox-tools$|-sandbox-tool-`)
 
 // symbol is in programs that have a package of the toolbox.
-var symbol = []byte("nix-sandbox-mcp/toolbox/")
+var symbol = []byte("nix-sandbox-mcp/parts/toolbox/")
 
 // found are the paths of a server's closure that are of the toolbox, and its programs that have the
 // toolbox in them.
