@@ -147,7 +147,7 @@ func TestPanics_EndNoServer(t *testing.T) {
 	must.Do(t, os.WriteFile(overlay, must.Get(json.Marshal(map[string]any{"Replace": replaced}))(t), 0o600))
 	for _, folder := range slices.Sorted(maps.Keys(packages)) {
 		program := filepath.Join(dir, strings.ReplaceAll(folder, "/", "-")+".test")
-		build := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", program, ".")
+		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", program, ".")
 		build.Dir = folder
 		if out, err := build.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
