@@ -64,7 +64,8 @@ let
       }
       // removeAttrs own [ "preset" ]
       // {
-        packages = preset.packages ++ packages;
+        # Of two programs with one name, the first is taken.
+        packages = packages ++ preset.packages;
       };
 
   # Takes the location that the sentences name: callers may know better than

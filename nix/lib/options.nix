@@ -402,7 +402,7 @@ rec {
     packages = {
       type = types.packages;
       default = [ ];
-      doc = "What is in the sandbox: their programs are on its PATH. They join those of the preset.";
+      doc = "What is in the sandbox: their programs are on its PATH, before those of the preset.";
     };
     inherit from_shell preset;
   };
@@ -416,7 +416,7 @@ rec {
     packages = {
       type = types.lines;
       default = [ ];
-      doc = "Names of nixpkgs' packages, such as `imagemagick`, or `python3Packages.pandas` for a module of Python; they join those of the preset.";
+      doc = "Names of nixpkgs' packages, such as `imagemagick`, or `python3Packages.pandas` for a module of Python; their programs come before those of the preset.";
     };
   };
 
@@ -440,7 +440,7 @@ rec {
     packages = {
       type = types.packagesOrNames;
       default = [ ];
-      doc = "Packages, or names of nixpkgs' packages; they join those of the preset.";
+      doc = "Packages, or names of nixpkgs' packages; their programs come before those of the preset.";
     };
     sandbox = {
       type = types.artifact;

@@ -49,6 +49,23 @@ let
       '';
       output = "\"hello\\nyou\"\n-O2 -g";
     };
+    # A program of the operator's own wins over that of the preset.
+    own = {
+      artifact = library.mkSandbox {
+        name = "own";
+        preset = "shell";
+        packages = [
+          (pkgs.writeTextFile {
+            name = "own-jq";
+            destination = "/bin/jq";
+            executable = true;
+            text = "#!${pkgs.bash}/bin/bash\necho own\n";
+          })
+        ];
+      };
+      code = "jq --version; rg --version | head -n 1 | cut -d ' ' -f 1";
+      output = "own\nripgrep";
+    };
     modules = {
       artifact =
         (library.fromToml {

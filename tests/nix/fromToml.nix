@@ -170,12 +170,12 @@ in
         packages = [
           (pkgs.python3.withPackages (
             ps:
-            lib.filter (package: package ? pythonModule) library.interpreters.python.preset.packages
-            ++ [ ps.sympy ]
+            [ ps.sympy ]
+            ++ lib.filter (package: package ? pythonModule) library.interpreters.python.preset.packages
           ))
+          pkgs.tree
         ]
-        ++ import ../../nix/interpreters/tools.nix { inherit pkgs; }
-        ++ [ pkgs.tree ];
+        ++ import ../../nix/interpreters/tools.nix { inherit pkgs; };
       }).metadata.closure;
   };
   # The model reads what an operator added, once.
