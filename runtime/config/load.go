@@ -30,8 +30,8 @@ func Survey() (Config, *registry.Set, error) {
 	if err != nil {
 		return settings, nil, err
 	}
-	set, err := base.With(settings.Folders)
-	return settings, set, err
+	set, _ := base.With(settings.Folders) // Set.Unread has the error
+	return settings, set, nil
 }
 
 // HostFolders returns the folders that every sandbox shows.

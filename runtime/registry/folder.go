@@ -45,24 +45,23 @@ type Folders struct {
 	Builds string
 }
 
-// With returns the set with the contents of these folders added. The error reports a folder that
-// cannot be read; Set.Broken lists the problems of single environments.
+// With returns the set with the contents of these folders added. The error reports folders that
+// cannot be read, and is in Set.Unread too: the set has what the others contain. Set.Broken lists the
+// problems of single environments.
 func (s *Set) With(folders Folders) (*Set, error) {
 	all := *s
 	all.Environments = map[string]Environment{}
 	maps.Copy(all.Environments, s.Environments)
 	all.Broken, all.Overridden, all.Builds = slices.Clone(s.Broken), slices.Clone(s.Overridden), nil
+	var problems []error
 	if folders.Builds != "" {
-		if err := all.folder(folders.Builds, true); err != nil {
-			return nil, err
-		}
+		problems = append(problems, all.folder(folders.Builds, true))
 	}
 	for _, folder := range slices.Backward(folders.Folders) {
-		if err := all.folder(folder, false); err != nil {
-			return nil, err
-		}
+		problems = append(problems, all.folder(folder, false))
 	}
-	return &all, nil
+	all.Unread = errors.Join(problems...)
+	return &all, all.Unread
 }
 
 // list returns the entries of a folder in order of their names, without

@@ -25,6 +25,8 @@ type Set struct {
 	Languages  map[string]*Language `json:"interpreters,omitempty"`
 	Builds     []Build              `json:"-"`
 	Broken     []Broken             `json:"-"`
+	// Unread is the error of folders that cannot be read, or nil.
+	Unread error `json:"-"`
 	Overridden []Overridden         `json:"-"`
 	Session    Session              `json:"-"`
 	Project    Project              `json:"-"`

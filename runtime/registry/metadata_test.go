@@ -355,8 +355,9 @@ func TestTooManyEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	program(t, filepath.Join(folder, "one-more"))
-	if _, err := (&Set{}).With(Folders{Folders: []string{folder}}); err == nil || !strings.Contains(err.Error(), "has more than 1000 entries") {
-		t.Errorf("error %v", err)
+	set, err := (&Set{Environments: map[string]Environment{"own": {}}}).With(Folders{Folders: []string{folder}})
+	if err == nil || !strings.Contains(err.Error(), "has more than 1000 entries") || set.Unread == nil || len(set.Environments) != 1 {
+		t.Errorf("error %v, set %+v", err, set)
 	}
 }
 

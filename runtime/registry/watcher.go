@@ -38,22 +38,25 @@ type Watcher struct {
 	problems map[string]bool // that the log names already
 }
 
-// Watch reads the folders for the first time. Base is the set that the server was built with. The
-// error reports a folder that cannot be read.
-func Watch(base *Set, folders Folders, log *slog.Logger) (*Watcher, error) {
+// UnreadHint says what to do about a folder of sandboxes that cannot be read.
+const UnreadHint = "let this user read it, or set NIX_SANDBOX_DIR to other folders"
+
+// Watch reads the folders for the first time. Base is the set that the server was built with. A
+// folder that cannot be read is left out until it has changed.
+func Watch(base *Set, folders Folders, log *slog.Logger) *Watcher {
 	w := &Watcher{base: base, folders: folders, log: log, problems: map[string]bool{}}
 	// The fingerprint comes first: changes after it are read again.
 	w.seen = folders.Fingerprint()
 	set, err := base.With(folders)
 	if err != nil {
-		return nil, err
+		log.Warn("sandboxes are left out", "error", err, "hint", UnreadHint)
 	}
 	w.registry = New(set)
 	w.report(set)
 	for _, entry := range w.registry.Now().AllPending() {
 		w.tell(entry)
 	}
-	return w, nil
+	return w
 }
 
 // Registry is the registry that the watcher keeps current.

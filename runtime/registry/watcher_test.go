@@ -51,10 +51,7 @@ func watch(t *testing.T, folder string, builds bool) *watched {
 	if builds {
 		folders = Folders{Builds: folder}
 	}
-	var err error
-	if p.Watcher, err = Watch(base(t), folders, slog.New(slog.NewTextHandler(p, nil))); err != nil {
-		t.Fatal(err)
-	}
+	p.Watcher = Watch(base(t), folders, slog.New(slog.NewTextHandler(p, nil)))
 	ctx, cancel := context.WithCancel(t.Context())
 	var polling sync.WaitGroup
 	polling.Go(func() { p.Run(ctx, p.again, func() {}) })

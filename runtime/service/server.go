@@ -59,7 +59,7 @@ type Server struct {
 
 // Open prepares a server: it takes over the signals of this process, closes its descriptors
 // to programs that it starts, and reads the sandbox folders. The caller calls Close.
-func Open(settings config.Config, base *registry.Set, log *slog.Logger) (*Server, error) {
+func Open(settings config.Config, base *registry.Set, log *slog.Logger) *Server {
 	slog.SetDefault(log) // for package guard
 	s := &Server{Settings: settings, Base: base, Log: log, builder: builder(settings.Builder), answered: make(chan struct{})}
 	// SIGHUP has everything read again.
@@ -74,15 +74,11 @@ func Open(settings config.Config, base *registry.Set, log *slog.Logger) (*Server
 			}
 		}
 	}
-	var err error
-	if s.watcher, err = registry.Watch(base, settings.Folders, log); err != nil {
-		s.Close()
-		return nil, err
-	}
+	s.watcher = registry.Watch(base, settings.Folders, log)
 	s.Environments = s.watcher.Registry()
 	s.untilSignals()
 	s.background, s.stopBackground = context.WithCancel(s.Context)
-	return s, nil
+	return s
 }
 
 // Close ends the work beside the calls.

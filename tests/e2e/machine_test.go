@@ -65,10 +65,7 @@ func serveMachine(rate string) error {
 	if err != nil {
 		return err
 	}
-	watcher, err := registry.Watch(base, settings.Folders, log)
-	if err != nil {
-		return err
-	}
+	watcher := registry.Watch(base, settings.Folders, log)
 	seed, err := seed.Pick()
 	if err != nil {
 		return err

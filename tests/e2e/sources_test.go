@@ -559,6 +559,19 @@ func TestStatelessClientIsTold(t *testing.T) {
 	}
 }
 
+// A folder of sandboxes that cannot be read costs its own sandboxes alone, as that of another user does
+// whose HOME is kept.
+func TestFolder_ThatCannotBeReadIsLeftOut(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	must.Write(t, file, "", 0o600)
+	c := start(t, "NIX_SANDBOX_DIR="+file)
+	expect(t, run(c, "bash", "echo 1"), "1\n")
+	if log := c.Log(); !strings.Contains(log, "sandboxes are left out") || !strings.Contains(log, "set NIX_SANDBOX_DIR to other folders") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
 // What an earlier version of mkSandbox wrote, schema 1, is served as it is.
 func TestArtifactOfSchema1(t *testing.T) {
 	folder := t.TempDir()

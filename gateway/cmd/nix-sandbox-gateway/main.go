@@ -50,10 +50,7 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server, err := service.Open(settings, base, log)
-	if err != nil {
-		return err
-	}
+	server := service.Open(settings, base, log)
 	defer server.Close()
 	var front *front
 	if !flags.Stdio {

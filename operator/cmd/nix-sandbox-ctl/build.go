@@ -19,6 +19,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
 // lookEvery is the time between two looks at what the wrapper's builder has built.
@@ -32,6 +33,9 @@ func survey(log io.Writer, name string) (settings config.Config, set *registry.S
 		settings, set, err = config.Survey()
 		if err != nil {
 			return settings, set, err
+		}
+		if set.Unread != nil && !told {
+			fmt.Fprintf(log, "%s: warning: sandboxes are left out: %s\n%s: hint: %s\n", program, hostile.Message(set.Unread.Error()), program, registry.UnreadHint)
 		}
 		var building []string
 		for _, build := range registry.New(set).Now().AllPending() {

@@ -135,6 +135,9 @@ func examine(ctx context.Context, log io.Writer) report {
 	if err := desk.Usable(config.DeskFolders(os.Getenv), settings.Shown()); err != nil {
 		findings = append(findings, machine.Finding{Name: "commands", Found: "top, shell --session and forward do not find servers: " + err.Error(), Fix: "set XDG_RUNTIME_DIR or HOME to a folder of this user alone, for the servers too"})
 	}
+	if set.Unread != nil {
+		findings = append(findings, machine.Finding{Name: "folders of sandboxes", Found: hostile.Message(set.Unread.Error()), Fix: registry.UnreadHint})
+	}
 	for _, broken := range set.Broken {
 		findings = append(findings, machine.Finding{Name: "sandbox " + broken.Name, Needed: true, Found: broken.Err.Error(), Fix: machine.Rebuild})
 	}

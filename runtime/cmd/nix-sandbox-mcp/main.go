@@ -36,10 +36,7 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if what := observed(settings, base.Serve); what != "" {
 		return command.Gateway(what, append([]string{"--stdio"}, args...)...)
 	}
-	server, err := service.Open(settings, base, flags.Log(logTo))
-	if err != nil {
-		return err
-	}
+	server := service.Open(settings, base, flags.Log(logTo))
 	defer server.Close()
 	options, err := server.Start()
 	if err != nil {
