@@ -97,7 +97,11 @@ func (x *exchange) answer() {
 	case x.r.Method == http.MethodGet && !x.isStateless:
 		x.stream()
 	default: // also DELETE: no HTTP session has anything to remove
-		x.w.Header().Set("Allow", "POST")
+		allowed := "POST"
+		if !x.isStateless {
+			allowed = "GET, POST"
+		}
+		x.w.Header().Set("Allow", allowed)
 		x.fail(http.StatusMethodNotAllowed, nil, mcp.INVALID_REQUEST, fmt.Sprintf("%.20s is not answered here: send a POST", x.r.Method))
 	}
 }
@@ -174,6 +178,11 @@ func MetadataURL(resource string) string {
 func (x *exchange) post() {
 	if kind, _, err := mime.ParseMediaType(x.r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		x.fail(http.StatusUnsupportedMediaType, nil, mcp.INVALID_REQUEST, fmt.Sprintf("Content-Type is %.80q: send application/json", x.r.Header.Get("Content-Type")))
+		return
+	}
+	if coding := x.r.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, "identity") {
+		x.w.Header().Set("Accept-Encoding", "identity") // RFC 9110, section 12.5.3
+		x.fail(http.StatusUnsupportedMediaType, nil, mcp.INVALID_REQUEST, fmt.Sprintf("Content-Encoding is %.80q: send the message as it is", coding))
 		return
 	}
 	text := x.readBody()

@@ -322,6 +322,7 @@ func TestServer_RefusesWhatTheErasRefuse(t *testing.T) {
 	}{
 		"not JSON":                    {body: `{`, status: 400, part: `-32700`},
 		"empty":                       {body: ``, status: 400, part: `-32700`},
+		"compressed":                  {body: "\x1f\x8b", header: head{"Content-Encoding": "gzip"}, status: 415, part: `Content-Encoding is \"gzip\"`},
 		"batch":                       {body: `[]`, status: 400, part: `-32600`},
 		"legacy without a session":    {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, status: 400, part: `"id":1`},
 		"legacy of an unknown one":    {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, header: head{"Mcp-Session-Id": "x"}, status: 404},
@@ -356,6 +357,11 @@ func TestServer_RefusesWhatTheErasRefuse(t *testing.T) {
 		}
 		if status, _, body := s.send(t, test.method, Path, test.body, header); status != test.status || !strings.Contains(body, test.part) {
 			t.Errorf("%s: status %d, want %d and %s: %s", name, status, test.status, test.part, body)
+		}
+	}
+	for version, want := range map[string]string{"2025-11-25": "GET, POST", "2026-07-28": "POST"} {
+		if _, header, _ := s.send(t, http.MethodPut, Path, "", head{"Authorization": "Bearer alice", "Mcp-Protocol-Version": version}); header.Get("Allow") != want {
+			t.Errorf("%s allows %q, want %q", version, header.Get("Allow"), want)
 		}
 	}
 	if status, _, _ := s.send(t, http.MethodPost, Path, strings.Repeat(" ", maxBody+1), head{"Content-Type": "application/json", "Authorization": "Bearer alice"}); status != http.StatusRequestEntityTooLarge {
