@@ -30,12 +30,12 @@ type Set struct {
 	Overridden []Overridden         `json:"-"`
 	Session    Session              `json:"-"`
 	Project    Project              `json:"-"`
-	// Serve is nil in metadata of earlier versions.
+	// Serve is nil in metadata without it.
 	Serve    *Serve `json:"serve,omitempty"`
 	OnDemand Bounds `json:"on_demand,omitempty"`
 	// InboxMount is the path of the inbox in a sandbox.
 	InboxMount string `json:"-"`
-	// defaults are the fields that an artifact of an earlier version lacks.
+	// defaults are the fields that an artifact of another version may lack.
 	defaults map[string]json.RawMessage
 }
 

@@ -92,7 +92,7 @@ func (p *Part) record(c call.Call, overlay sandbox.Layered) (*Record, error) {
 		upper = overlay.Upper()
 	}
 	if upper == nil {
-		return nil, errors.New("its environment was built by an earlier version: build it again")
+		return nil, errors.New("its environment gives no layer of the project: build it again")
 	}
 	record, err := p.store.Begin(Head{
 		Key: Key{Principal: c.Principal, Session: c.Session}, Env: c.Env.Name,

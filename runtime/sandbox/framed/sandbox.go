@@ -611,7 +611,7 @@ func (s *Sandbox) Upper() *os.File {
 	if s.upper == nil {
 		return nil
 	}
-	// The launcher sent it before the agent started; the launcher of an earlier version does not.
+	// The launcher sent it before the agent started.
 	message, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
 	var upper *os.File
 	_, n, flags, _, err := unix.Recvmsg(int(s.upper.Fd()), message, rights, unix.MSG_DONTWAIT)

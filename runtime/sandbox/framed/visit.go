@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,8 +23,6 @@ const (
 	maxNamed = 16
 	maxPorts = 64
 )
-
-var errEarlier = errors.New("the environment was built by an earlier version, which lets nobody in: build it again")
 
 // Look implements [sandbox.Visitable].
 func (s *Sandbox) Look(ctx context.Context) (paths []string, count int, err error) {
@@ -100,11 +97,7 @@ func (s *Sandbox) Open(ctx context.Context, terminal *frame.Terminal, port uint1
 	case <-st.opened:
 		return st, nil
 	case <-st.ended:
-		message := hostile.Message(st.last.Message)
-		if st.last.Type == frame.Error && strings.HasPrefix(message, "unknown request") {
-			return nil, errEarlier
-		}
-		return nil, errors.New(message)
+		return nil, errors.New(hostile.Message(st.last.Message))
 	case <-ctx.Done():
 		st.Close()
 		return nil, ctx.Err()

@@ -71,7 +71,7 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 	// errors of a sandbox.
 	mounts, err := w.mounts(ctx)
 	if err == nil && spec.Host.Project.IsOverlay() && len(mounts) < 3 {
-		err = &sandbox.DeadError{Reason: fmt.Sprintf("environment %q was built by an earlier version, and cannot share a project: build it again", spec.Name)}
+		err = &sandbox.DeadError{Reason: fmt.Sprintf("environment %q cannot share a project: build it again", spec.Name)}
 	}
 	closeAll(mounts)
 	if err != nil {
@@ -109,7 +109,7 @@ func (l *Starter) join(ctx context.Context, cmd *exec.Cmd, spec sandbox.Spec) ([
 	pass(cmd, mounts[0], workspaceVariable)
 	if len(mounts) > 1 {
 		pass(cmd, mounts[1], overlayVariable)
-		// The launcher of an earlier version refuses this.
+		// A launcher that knows no shared layer refuses this.
 		cmd.Env = append(cmd.Env, "PROJECT_MODE=shared")
 	}
 	return mounts, nil
