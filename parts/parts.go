@@ -32,7 +32,7 @@ const (
 	maxCallBytes = 256 << 20
 )
 
-// With is what a program that serves adds to the parts. The zero value adds nothing.
+// With is what a program that serves adds to the parts. All fields are optional.
 type With struct {
 	// Calls shows the calls; nil is for the user's commands alone. Verbs are further commands.
 	Calls *watch.Server
@@ -152,7 +152,7 @@ func outputFolder(settings config.Config, log *slog.Logger) (*outputs.Folder, er
 }
 
 // suspension saves idle sessions to disk, unless the operator turned that off or there is no
-// folder for them. Nothing is written before the first session is suspended.
+// folder for them. The first suspended session makes it.
 func suspension(session registry.Session, log *slog.Logger) *store.Store {
 	folder := config.SuspendedFolder(os.Getenv)
 	if !session.Suspend || session.SharedFiles || folder == "" {

@@ -42,9 +42,9 @@ type exchange struct {
 	out *http.ResponseController
 	who string
 
-	method   string
+	method      string
 	isStateless bool
-	status   int
+	status      int
 	// isStream is set when the response has become a stream, and isBroken when a write failed.
 	isStream bool
 	isBroken bool

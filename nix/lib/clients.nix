@@ -27,7 +27,11 @@ let
     "--stdio"
   ];
   # Claude Code and Gemini CLI fill the variable in when they connect.
-  header = [
+  overHttp = [
+    "--transport"
+    "http"
+    "sandbox"
+    "@URL@"
     "--header"
     "Authorization: Bearer \${${token}}"
   ];
@@ -115,15 +119,7 @@ in
           "--env"
           "PROJECT_DIR=@DIR@"
         ];
-        connect =
-          words
-          ++ [
-            "--transport"
-            "http"
-            "sandbox"
-            "@URL@"
-          ]
-          ++ header;
+        connect = words ++ overHttp;
       };
     user = "\${CLAUDE_CONFIG_DIR:-~}/.claude.json";
     project = ".mcp.json";
@@ -238,15 +234,7 @@ in
           "--env"
           "PROJECT_DIR=@DIR@"
         ];
-        connect =
-          words
-          ++ [
-            "--transport"
-            "http"
-            "sandbox"
-            "@URL@"
-          ]
-          ++ header;
+        connect = words ++ overHttp;
       };
     user = "~/.gemini/settings.json";
     project = ".gemini/settings.json";

@@ -89,7 +89,7 @@ func Answer(name string, result func() any) Verb {
 }
 
 // Serve listens in the first of the folders that can be used, until ctx ends. Sandboxes show the
-// folders in shown: none beneath them is used.
+// folders in shown: it uses no folder beneath them.
 func Serve(ctx context.Context, folders, shown []string, verbs []Verb, log *slog.Logger) {
 	listener, err := listen(folders, shown)
 	if err != nil {

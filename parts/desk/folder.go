@@ -47,7 +47,7 @@ func listen(folders, shown []string) (*net.UnixListener, error) {
 	return nil, err
 }
 
-// Usable says why servers can listen in none of the folders; nil if they can.
+// Usable says why servers cannot listen in any of the folders; nil if they can.
 func Usable(folders, shown []string) error {
 	err := errNoFolder
 	for _, folder := range folders {

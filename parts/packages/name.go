@@ -37,7 +37,7 @@ type Name struct {
 	Packages []string
 }
 
-// nameOf returns the name of an environment. It has no packages if calls added none.
+// nameOf returns the name of an environment. It has packages only if calls added them.
 func nameOf(env registry.Environment) Name { return Name{env.BaseName(), env.Added} }
 
 // String returns the canonical form, NAME+PACKAGE+PACKAGE: two names of the same

@@ -22,14 +22,14 @@ const maxFile = 4 << 20
 type Set struct {
 	Environments map[string]Environment `json:"-"`
 	// Languages are the server's own, by interpreter type.
-	Languages  map[string]*Language `json:"interpreters,omitempty"`
-	Builds     []Build              `json:"-"`
-	Broken     []Broken             `json:"-"`
+	Languages map[string]*Language `json:"interpreters,omitempty"`
+	Builds    []Build              `json:"-"`
+	Broken    []Broken             `json:"-"`
 	// Unread is the error of folders that cannot be read, or nil.
-	Unread error `json:"-"`
-	Overridden []Overridden         `json:"-"`
-	Session    Session              `json:"-"`
-	Project    Project              `json:"-"`
+	Unread     error        `json:"-"`
+	Overridden []Overridden `json:"-"`
+	Session    Session      `json:"-"`
+	Project    Project      `json:"-"`
 	// Serve is nil in metadata without it.
 	Serve    *Serve `json:"serve,omitempty"`
 	OnDemand Bounds `json:"on_demand,omitempty"`

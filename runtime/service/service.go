@@ -40,7 +40,7 @@ type Starter interface {
 	Close(within time.Duration)
 }
 
-// Layer is what a part of a server adds to the way of a call. A nil field adds nothing.
+// Layer is what a part of a server adds to the way of a call. Each field is optional.
 type Layer struct {
 	Session session.Part
 	// Executor and Starter return one around another.
@@ -66,7 +66,7 @@ type Options struct {
 	// OneShots bounds the sandboxes of calls without a session that live at once; further calls
 	// wait. 0 is no bound.
 	OneShots int
-	// CallFiles keep files of calls without a session; nil keeps none.
+	// CallFiles keep files of calls without a session; nil loses them.
 	CallFiles session.CallFiles
 	// Suspends says that there is a part that suspends sessions.
 	Suspends bool

@@ -126,7 +126,7 @@ func (p *Part) leave(overlay sandbox.Layered) {
 
 // Read returns the patch of a session of this process. The error is a
 // [*sandbox.TooLargeError] if it has more than limit bytes, and [ErrNone] if the session has
-// changed nothing.
+// made no change.
 func (p *Part) Read(key call.Key, limit int64) ([]byte, error) {
 	data, err := p.store.Read(Key{Principal: key.Principal, Session: key.ID}, limit)
 	var large *layer.TooLargeError

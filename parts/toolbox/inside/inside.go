@@ -97,7 +97,7 @@ func newRelay(out io.Writer) *relay {
 }
 
 // tell sends a frame about a question, unless that has ended: after the result of its execute,
-// the server takes none.
+// the server does not take it.
 func (r *relay) tell(q *question, reply frame.Reply) error {
 	r.writing.Lock()
 	defer r.writing.Unlock()
