@@ -183,11 +183,19 @@ func TestPortable_IsolatesAsNixDoes(t *testing.T) {
 func TestPortable_ConfiguresClients(t *testing.T) {
 	link := filepath.Join(open(t), "nix-sandbox-mcp")
 	must.Do(t, os.Symlink(unpacked(t), link))
-	cmd := asUser(t, link, "client-config", "claude-code", "--install")
+	cmd := asUser(t, link, "client-config", "cursor", "--install")
 	output(t, cmd)
-	text := must.Get(os.ReadFile(filepath.Join(cmd.Dir, ".claude.json")))(t)
+	text := must.Get(os.ReadFile(filepath.Join(cmd.Dir, ".cursor/mcp.json")))(t)
 	if !strings.Contains(string(text), `"command": "`+link+`"`) {
 		t.Errorf("the client's file is\n%s", text)
+	}
+	// The client's own command is a program of the host.
+	programs := open(t)
+	must.Do(t, os.WriteFile(filepath.Join(programs, "codex"), []byte("#!/bin/sh\necho \"ran $@\"\n"), 0o755))
+	cmd = asUser(t, link, "client-config", "codex", "--install")
+	cmd.Env[1] = "PATH=" + programs + ":/usr/bin:/bin"
+	if got, want := output(t, cmd), "ran mcp add sandbox -- "+link+" --stdio\n"; got != want {
+		t.Errorf("it printed %q, want %q", got, want)
 	}
 }
 
