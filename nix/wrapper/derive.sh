@@ -203,14 +203,15 @@ expire() {
   for folder in "$NIX_SANDBOX_PACKAGES"/*; do
     [[ ${folder##*/} =~ ^[0-9a-f]{64}$ ]] || continue
     if [ -L "$folder/result" ]; then
-      used=$(stat -c %Y -- "$folder/used" 2>/dev/null) || used=0
+      # To the nanosecond: two environments may be used within a second.
+      used=$(stat -c %.9Y -- "$folder/used" 2>/dev/null) || used=0
     else
       # It may be about to be built.
       used=$(stat -c %Y -- "$folder" 2>/dev/null) || continue
       if [ $((now - used)) -gt 86400 ]; then give_up "$folder"; fi
       continue
     fi
-    if [ $((now - used)) -gt $((bounds[3] * 86400)) ]; then
+    if [ $((now - ${used%%[.,]*})) -gt $((bounds[3] * 86400)) ]; then
       give_up "$folder"
     else
       folders+=("$used $folder")

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 const (
@@ -204,7 +205,10 @@ func (s *Set) build(path, file string) {
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return // it has just ended
+		// It has ended since the folder was listed, which may be before its artifact was there: the
+		// next look at the folder finds that.
+		s.Builds = append([]Build{{Name: name, Since: time.Now()}}, s.Builds...)
+		return
 	}
 	build := Build{Name: name, Since: info.ModTime()}
 	if !alive(tail(path)) {

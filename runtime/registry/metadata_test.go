@@ -361,6 +361,15 @@ func TestTooManyEntries(t *testing.T) {
 	}
 }
 
+// A build that ends while its folder is read is not forgotten.
+func TestBuild_ThatHasJustEndedIsPending(t *testing.T) {
+	set := &Set{}
+	set.build(filepath.Join(t.TempDir(), "go"+building), "go"+building)
+	if len(set.Builds) != 1 || set.Builds[0].Name != "go" || set.Builds[0].Failed {
+		t.Errorf("%+v", set.Builds)
+	}
+}
+
 // What Nix said is shown to clients whatever its bytes, and what is no name
 // becomes none.
 func TestReports(t *testing.T) {
