@@ -18,7 +18,7 @@ in
 rec {
   # Replaces nulls in { interpreter; interpreter_type; stdin_mode; } and adds the
   # interpreter's `command` as a list. For an interpreter that keeps sessions it
-  # ends before -c or -e: the agent's driver has its own way to hand code over.
+  # ends before -c, -e or -s: the agent's driver has its own way to hand code over.
   complete =
     {
       interpreter,
@@ -33,6 +33,8 @@ rec {
         "-c"
         "-e"
       ];
+      # Bash reads code from its input with -s, and takes no long option behind it.
+      readsInput = type == "bash" && lib.last words == "-s";
       type = if interpreter_type != null then interpreter_type else typeOf (baseNameOf (lib.head words));
     in
     {
@@ -45,7 +47,7 @@ rec {
           "arg"
         else
           "pipe";
-      command = if type != "command" && takesArgument then lib.init words else words;
+      command = if type != "command" && (takesArgument || readsInput) then lib.init words else words;
     };
 
   preloadProblems =

@@ -137,13 +137,14 @@ let
       name = "sandbox-environment";
       paths =
         pythonModules.join given.packages
-        ++ lib.optional (given.from_shell != null) pkgs.bash
         ++ lib.optional (given.npm != null) (
           pkgs.runCommandLocal "npm-programs" { } ''
             mkdir $out
             [ ! -e ${nodeModules}/node_modules/.bin ] || ln -s ${nodeModules}/node_modules/.bin $out/bin
           ''
-        );
+        )
+        # Every sandbox has it as /bin/bash, so that an environment of any packages can run it.
+        ++ lib.optional (given.from_shell != null || given.interpreter_type == "bash") pkgs.bash;
       pathsToLink = [ "/bin" ];
       ignoreCollisions = true;
       # Of a single package, buildEnv links the folder itself. Python looks

@@ -143,6 +143,8 @@ func (l listing) advice(a answer) string {
 			return ""
 		}
 		return l.elsewhere(alone)
+	case strings.Contains(found, usualMount):
+		return "no project is shown here: ask the user to name its folder for this server (PROJECT_DIR)"
 	case found != "" && alone:
 		return "/workspace is empty at first, and shared by calls with the same session"
 	case alone && noConnection.MatchString(problem):
@@ -150,6 +152,9 @@ func (l listing) advice(a answer) string {
 	}
 	return ""
 }
+
+// usualMount is where sandboxes show a project, unless the operator chose another place.
+const usualMount = "/project"
 
 // apply returns a language's hint with the names of environments in it. applies is false if the
 // hint is about another problem, or names a missing environment.

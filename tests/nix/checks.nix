@@ -49,6 +49,16 @@ let
       '';
       output = "\"hello\\nyou\"\n-O2 -g";
     };
+    # Bash runs the code of any packages.
+    bash = {
+      artifact = library.mkSandbox {
+        name = "bash";
+        packages = [ pkgs.jq ];
+        interpreter = "bash -s";
+      };
+      code = "jq --null-input 1; type -P bash > /dev/null && echo $0";
+      output = "1\nbash";
+    };
     # A program of the operator's own wins over that of the preset.
     own = {
       artifact = library.mkSandbox {
