@@ -64,9 +64,10 @@ func newWorld(t *testing.T, change func(*Server)) *world {
 	t.Helper()
 	spec := program(t)
 	log := slog.New(slog.DiscardHandler)
-	client := must.Get(server.Start(t.Context(), spec, log))(t)
+	client, tools, err := server.Start(t.Context(), spec, log)
+	must.Do(t, err)
 	one := &Server{Spec: spec, TimeoutSeconds: 30, AtOnce: 4, Calls: 100, ResultMB: 1, Shared: "principal", Tools: map[string]*Tool{}}
-	for name, tool := range client.Tools() {
+	for name, tool := range tools {
 		one.Tools[name] = &Tool{Hash: tool.Hash, Signature: name + "(…)", Input: Schema{RawMessage: tool.Input}, Output: Schema{RawMessage: tool.Output}}
 	}
 	client.Close()

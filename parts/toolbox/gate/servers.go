@@ -16,6 +16,8 @@ import (
 const (
 	// maxProcesses bounds the tool servers that run at a time.
 	maxProcesses = 64
+	// shares is how many principals at a time can have a tool server, whatever the others have.
+	shares = 32
 	// idleTimeout is how long a tool server runs without a call.
 	idleTimeout = 10 * time.Minute
 	// retryAfter is how long a server that did not start is not tried again.
@@ -52,7 +54,7 @@ type process struct {
 }
 
 func newServers(log *slog.Logger) *servers {
-	s := &servers{log: log, all: map[key]*process{}, start: server.Start}
+	s := &servers{log: log, all: map[key]*process{}, start: start}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s
 }
@@ -115,17 +117,21 @@ func (s *servers) process(ctx context.Context, k key, principal string, spec *Se
 	return p, nil
 }
 
-// hasRoom reports whether a principal may have one process more: at most half of the places that
-// the others leave, so that there are some for the next one. Processes that all share may have all.
+// hasRoom reports whether a principal may have one process more. A place is kept for each principal
+// that has no process, up to shares of them; of the others it may take at most half of those that
+// are left. Processes that all share may take any place.
 func (s *servers) hasRoom(principal string) bool {
-	own := 0
+	counts := map[string]int{}
 	for _, p := range s.all {
-		if p.principal == principal {
-			own++
+		if p.principal != "" {
+			counts[p.principal]++
 		}
 	}
-	left := maxProcesses - len(s.all)
-	return left > 0 && (principal == "" || own < left)
+	left, own := maxProcesses-len(s.all), counts[principal]
+	if principal == "" || own == 0 {
+		return left > 0
+	}
+	return own-1 < left-max(0, shares-len(counts))
 }
 
 // run starts a process, and forgets it when it has ended.
@@ -220,12 +226,18 @@ func (s *servers) close() {
 
 // changed says that a tool is not as the lock file has it; nil if it is.
 func changed(client *server.Client, name string, tool *Tool) error {
-	now, found := client.Tools()[name]
+	now, found := client.Hash(name)
 	switch {
 	case !found:
 		return errors.New("its server does not have it any more: the user looks at it and runs nix-sandbox-mcp tools lock")
-	case now.Hash != tool.Hash:
+	case now != tool.Hash:
 		return fmt.Errorf("its server describes it otherwise than tools.lock.json does, so it is off: the user looks at the change and runs nix-sandbox-mcp tools lock")
 	}
 	return nil
+}
+
+// start starts a server. What its tools are is known from the lock file.
+func start(ctx context.Context, spec server.Spec, log *slog.Logger) (*server.Client, error) {
+	client, _, err := server.Start(ctx, spec, log)
+	return client, err
 }

@@ -63,11 +63,10 @@ func Read(path string) (File, error) {
 func Make(ctx context.Context, catalog *gate.Catalog, log *slog.Logger) (File, error) {
 	f := File{Schema: 1, Servers: map[string]Server{}}
 	for _, name := range slices.Sorted(maps.Keys(catalog.Servers)) {
-		client, err := server.Start(ctx, catalog.Servers[name].Spec, log)
+		client, tools, err := server.Start(ctx, catalog.Servers[name].Spec, log)
 		if err != nil {
 			return f, fmt.Errorf("[tools.%s] did not start: %s", name, hostile.Message(err.Error()))
 		}
-		tools := maps.Clone(client.Tools())
 		client.Close()
 		for tool := range tools {
 			if !isName.MatchString(tool) {

@@ -33,9 +33,10 @@ const (
 	version = "2025-11-25"
 	// StartTimeout bounds the start of a server with its list of tools.
 	StartTimeout = 60 * time.Second
-	// maxTools and maxPages bound the list.
+	// maxTools, maxPages and maxList, in bytes, bound the list.
 	maxTools = 1000
 	maxPages = 200
+	maxList  = 4 << 20
 	// pingTimeout is how long a server may take for a ping after a call that it did not answer.
 	pingTimeout = 5 * time.Second
 )
@@ -73,18 +74,17 @@ type Client struct {
 	log       *slog.Logger
 	last      atomic.Int64
 	meta      map[string]any // of each request, for a server of stateless MCP
-	tools     map[string]Tool
+	hashes    map[string]string // of the tools that the server had at its start
 	ended     chan struct{}
 	end       func() // closes ended of a URL; a jail closes its own
 }
 
 // Start starts a server, or connects to it, and reads the list of its tools. The caller calls
 // Close.
-func Start(ctx context.Context, spec Spec, log *slog.Logger) (*Client, error) {
+func Start(ctx context.Context, spec Spec, log *slog.Logger) (_ *Client, tools map[string]Tool, err error) {
 	ctx, stop := context.WithTimeoutCause(ctx, StartTimeout, fmt.Errorf("it did not answer within %v", StartTimeout))
 	defer stop()
-	c := &Client{log: log, ended: make(chan struct{}), end: func() {}, tools: map[string]Tool{}}
-	var err error
+	c := &Client{log: log, ended: make(chan struct{}), end: func() {}, hashes: map[string]string{}}
 	if spec.URL != "" {
 		c.end = sync.OnceFunc(func() { close(c.ended) })
 		c.transport, err = overHTTP(spec)
@@ -95,11 +95,11 @@ func Start(ctx context.Context, spec Spec, log *slog.Logger) (*Client, error) {
 		}
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err = c.transport.Start(context.WithoutCancel(ctx)); err == nil {
 		if err = c.greet(ctx); err == nil {
-			err = c.list(ctx)
+			tools, err = c.list(ctx)
 		}
 	}
 	if err != nil {
@@ -107,9 +107,9 @@ func Start(ctx context.Context, spec Spec, log *slog.Logger) (*Client, error) {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return nil, err
+		return nil, nil, err
 	}
-	return c, nil
+	return c, tools, nil
 }
 
 // overHTTP returns the transport to a URL. It follows no redirect, which could lead to another
@@ -172,13 +172,17 @@ func (c *Client) speak(version string) {
 	}
 }
 
-// list reads the tools, page by page.
-func (c *Client) list(ctx context.Context) error {
-	params := map[string]any{}
+// list reads the tools, page by page. The client keeps their hashes alone: a server may describe
+// them in megabytes.
+func (c *Client) list(ctx context.Context) (map[string]Tool, error) {
+	tools, params, left := map[string]Tool{}, map[string]any{}, maxList
 	for range maxPages {
 		result, err := c.request(ctx, string(mcp.MethodToolsList), params)
 		if err != nil {
-			return fmt.Errorf("list its tools: %w", err)
+			return nil, fmt.Errorf("list its tools: %w", err)
+		}
+		if left -= len(result); left < 0 {
+			return nil, fmt.Errorf("its list of tools has more than %d MiB", maxList>>20)
 		}
 		var page struct {
 			Tools []struct {
@@ -190,24 +194,24 @@ func (c *Client) list(ctx context.Context) error {
 			Next string `json:"nextCursor"`
 		}
 		if err := json.Unmarshal(result, &page); err != nil {
-			return fmt.Errorf("its list of tools is wrong: %w", err)
+			return nil, fmt.Errorf("its list of tools is wrong: %w", err)
 		}
 		for _, one := range page.Tools {
 			one.ReadOnly = one.Hints.ReadOnly
 			if one.Hash, err = one.hash(); err != nil {
-				return fmt.Errorf("its tool %q: %w", one.Name, err)
+				return nil, fmt.Errorf("its tool %q: %w", one.Name, err)
 			}
-			c.tools[one.Name] = one.Tool
+			tools[one.Name], c.hashes[one.Name] = one.Tool, one.Hash
 		}
-		if len(c.tools) > maxTools {
-			return fmt.Errorf("it has more than %d tools", maxTools)
+		if len(tools) > maxTools {
+			return nil, fmt.Errorf("it has more than %d tools", maxTools)
 		}
 		if page.Next == "" {
-			return nil
+			return tools, nil
 		}
 		params["cursor"] = page.Next
 	}
-	return fmt.Errorf("its list of tools has more than %d pages", maxPages)
+	return nil, fmt.Errorf("its list of tools has more than %d pages", maxPages)
 }
 
 // hash identifies what a tool says of itself, whatever the order of keys and the spaces in it.
@@ -227,8 +231,11 @@ func (t Tool) hash() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Tools are the server's tools at its start, by name.
-func (c *Client) Tools() map[string]Tool { return c.tools }
+// Hash returns the hash of a tool that the server had at its start.
+func (c *Client) Hash(tool string) (hash string, found bool) {
+	hash, found = c.hashes[tool]
+	return hash, found
+}
 
 // Ended is closed when the server cannot be asked any more, before a call returns that says so. A
 // server at a URL ends with Close, and when it has forgotten the session.

@@ -47,17 +47,55 @@ func remote(t *testing.T) *httptest.Server {
 func connect(t *testing.T, url string) (*Client, error) {
 	t.Helper()
 	spec := Spec{URL: url, Headers: map[string]string{"Authorization": "Bearer key"}, ResultBytes: 1 << 20}
-	client, err := Start(t.Context(), spec, slog.New(slog.DiscardHandler))
+	client, _, err := Start(t.Context(), spec, slog.New(slog.DiscardHandler))
 	if err == nil {
 		t.Cleanup(client.Close)
 	}
 	return client, err
 }
 
+// A list of tools is bounded as a whole, and nothing but the tools' hashes is kept of it.
+func TestStart_BoundsTheList(t *testing.T) {
+	for pages, want := range map[int]string{3: "", 10: "its list of tools has more than 4 MiB"} {
+		served := 0
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			var m struct {
+				ID     json.RawMessage
+				Method string
+			}
+			_ = json.NewDecoder(r.Body).Decode(&m) // a request without a body has no id
+			result := fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{"tools":{}},"serverInfo":{"name":"fat","version":"1"}}`, version)
+			if m.Method == "tools/list" {
+				next := ""
+				if served++; served < pages {
+					next = `,"nextCursor":"more"`
+				}
+				result = fmt.Sprintf(`{"tools":[{"name":"t%d","description":%q,"inputSchema":{"type":"object"}}]%s}`, served, strings.Repeat("x", 900<<10), next)
+			}
+			if len(m.ID) == 0 {
+				w.WriteHeader(http.StatusAccepted)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+		}))
+		defer s.Close()
+		c, err := connect(t, s.URL)
+		switch {
+		case want != "":
+			if err == nil || !strings.Contains(err.Error(), want) || served > 6 {
+				t.Errorf("%d pages: %v after %d", pages, err, served)
+			}
+		case err != nil || len(c.hashes) != pages:
+			t.Errorf("%d pages: %v, %v", pages, c, err)
+		}
+	}
+}
+
 func TestURL(t *testing.T) {
 	c := must.Get(connect(t, remote(t).URL))(t)
-	if len(c.Tools()) != 3 || c.Tools()["add"].Hash == "" {
-		t.Errorf("tools %v", c.Tools())
+	if hash, found := c.Hash("add"); len(c.hashes) != 3 || !found || hash == "" {
+		t.Errorf("tools %v", c.hashes)
 	}
 	result, err := c.Call(t.Context(), "add", json.RawMessage(`{"a":1,"b":2}`))
 	if err != nil || !strings.Contains(string(result), `"text":"3"`) {
