@@ -41,7 +41,7 @@ type Start struct {
 // when the server ends.
 type Member interface {
 	Sandbox() sandbox.Sandbox
-	// Call runs a call. It returns when the result is complete.
+	// Call runs the code of a call. It returns when the result is complete.
 	Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error)
 	// Settle returns what remains to be done after the answer to the last call has been
 	// written, or nil. The session's next call waits for it. If the server is ending,

@@ -1,6 +1,7 @@
 package framed
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"sync"
@@ -28,7 +29,7 @@ const failed = `{"error":{"kind":"error","message":"the server failed to handle 
 // tooMuch takes the place of an answer that would wait beside too many bytes of others.
 const tooMuch = `{"error":{"kind":"unavailable","message":"64 MiB of answers of other tools wait to be read, and this one is lost: its tool may have done its work; read the others first"}}`
 
-// codeCalls are the questions that the code of a running call codeCalls the server.
+// codeCalls are the questions that the code of a running call asks the server.
 type codeCalls struct {
 	answer func(ctx context.Context, question []byte) []byte
 	tell   func(frame.Request)
@@ -50,6 +51,7 @@ type codeCall struct {
 	working  bool   // the server works on its answer
 	left     bool   // the code has given it up
 	answer   []byte // what the agent has not taken yet; nil before there is one
+	held     int    // bytes of memory that answer keeps
 	forget   context.CancelFunc
 }
 
@@ -130,7 +132,7 @@ func (a *codeCalls) take(reply frame.Reply) error {
 		if a.waiting > 0 && a.waiting+len(answer) > maxWaiting {
 			answer = []byte(tooMuch)
 		}
-		one.answer = answer
+		one.answer, one.held = answer, len(answer)
 		a.waiting += len(answer)
 		a.pass(reply, one)
 	}()
@@ -142,6 +144,10 @@ func (a *codeCalls) pass(to frame.Reply, one *codeCall) {
 	message := frame.Request{Type: frame.Called, ID: to.ID, Ask: to.Ask, Length: int64(len(one.answer))}
 	message.Contents = one.answer[:min(answerPart, len(one.answer))]
 	one.answer = one.answer[len(message.Contents):]
+	// Code may leave the last byte of each answer unread: the rest keeps no more than twice its size.
+	if len(one.answer) < one.held/2 {
+		one.answer, one.held = bytes.Clone(one.answer), len(one.answer)
+	}
 	a.waiting -= len(message.Contents)
 	if message.More = len(one.answer) > 0; !message.More {
 		delete(a.open, to.Ask)

@@ -3,6 +3,7 @@ package framed
 import (
 	"bytes"
 	"context"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -60,6 +61,32 @@ func TestAsks_PassAnswersInParts(t *testing.T) {
 			t.Errorf("%d bytes, %d questions are open", len(got), len(a.open))
 		}
 		takes(t, a, frame.Reply{ID: 3, Ask: 9}) // too late to give it up
+	})
+}
+
+// What code leaves unread of its answers keeps little more memory than its own size.
+func TestAsks_HoldWhatIsLeft(t *testing.T) {
+	const questions, size = 16, 8 << 20
+	synctest.Test(t, func(t *testing.T) {
+		a, told := asking(t, func(context.Context, []byte) []byte { return make([]byte, size) })
+		for i := range uint64(questions) {
+			takes(t, a, frame.Reply{ID: 3, Ask: i, Contents: []byte("one")})
+			for part := range (size - 1) / answerPart {
+				if first := <-told; len(first.Contents) != answerPart {
+					t.Fatalf("part %d has %d bytes", part, len(first.Contents))
+				}
+				if part < (size-1)/answerPart-1 {
+					takes(t, a, frame.Reply{ID: 3, Ask: i, More: true})
+				}
+			}
+			synctest.Wait()
+		}
+		runtime.GC()
+		var memory runtime.MemStats
+		runtime.ReadMemStats(&memory)
+		if a.waiting > questions*2*answerPart || memory.HeapAlloc > questions*size/2 {
+			t.Errorf("%d bytes wait, and %d MiB are held", a.waiting, memory.HeapAlloc>>20)
+		}
 	})
 }
 

@@ -508,7 +508,7 @@ func (s *Sandbox) request(ctx context.Context, request frame.Request, want strin
 
 var errSlow = errors.New("the agent did not answer in time")
 
-// glance is ask, and its error is errSlow if the answer does not come. The sandbox goes on.
+// glance is request, and its error is errSlow if the answer does not come. The sandbox goes on.
 func (s *Sandbox) glance(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
 	timeout *= s.launcher.slowness()
 	p := &pending{want: want, frames: 1}
