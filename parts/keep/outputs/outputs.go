@@ -74,10 +74,24 @@ type Folder struct {
 	log    *slog.Logger
 
 	mu       sync.Mutex
-	bytes    int64 // in the folder, as far as this process knows
-	entries  int
+	all      usage            // of the folder, as far as this process knows
+	each     map[string]usage // of the folders in it
 	measured time.Time
 }
+
+// usage is what a folder has, or may have.
+type usage struct {
+	bytes   int64
+	entries int
+}
+
+func (u usage) plus(bytes int64, entries int) usage {
+	return usage{u.bytes + bytes, u.entries + entries}
+}
+
+// shares is how many principals at a time have room in the folder, whatever the others have: half of
+// it is kept for their shares.
+const shares = 32
 
 var _ session.Part = (*Folder)(nil)
 
@@ -95,9 +109,13 @@ func Open(name string, limits Limits, log *slog.Logger) (*Folder, error) {
 // measure counts what is in the folder, and removes what killed servers left there half
 // written. A folder with more entries than allowed counts as full.
 func (f *Folder) measure() {
-	f.bytes, f.entries, f.measured = 0, 0, time.Now()
+	f.all, f.each, f.measured = usage{}, map[string]usage{}, time.Now()
+	count := func(name string, bytes int64, entries int) {
+		first, _, _ := strings.Cut(name, "/")
+		f.count(first, bytes, entries)
+	}
 	err := fs.WalkDir(f.root.FS(), ".", func(name string, entry fs.DirEntry, err error) error {
-		if f.entries++; f.entries > f.limits.Entries {
+		if count(name, 0, 1); f.all.entries > f.limits.Entries {
 			return fs.SkipAll
 		}
 		if err != nil || entry.IsDir() {
@@ -111,7 +129,7 @@ func (f *Folder) measure() {
 			_ = f.root.Remove(name)
 			return nil
 		}
-		f.bytes += info.Size()
+		count(name, info.Size(), 0)
 		return nil
 	})
 	if err != nil {
@@ -119,19 +137,44 @@ func (f *Folder) measure() {
 	}
 }
 
-// reserve counts a file of this size, and reports whether the folder may have it.
-func (f *Folder) reserve(size int64) bool {
+// reserve counts a file of this size, and reports whether the folder may have it. The file is of a
+// principal's folder, or of no one's if there is one principal.
+func (f *Folder) reserve(owner string, size int64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	isFull := func() bool { return f.bytes+size > f.limits.FolderBytes || f.entries >= f.limits.Entries }
-	if isFull() && time.Since(f.measured) >= f.limits.Measure {
+	if !f.hasRoom(owner, size) && time.Since(f.measured) >= f.limits.Measure {
 		f.measure() // the user may have removed something
 	}
-	if isFull() {
+	if !f.hasRoom(owner, size) {
 		return false
 	}
-	f.bytes, f.entries = f.bytes+size, f.entries+1
+	f.count(owner, size, 1)
 	return true
+}
+
+func (f *Folder) count(owner string, bytes int64, entries int) {
+	f.all, f.each[owner] = f.all.plus(bytes, entries), f.each[owner].plus(bytes, entries)
+}
+
+// hasRoom reports whether there is room for a file. A principal with more than its share takes
+// nothing of what is kept for the shares of others.
+func (f *Folder) hasRoom(owner string, size int64) bool {
+	after := f.all.plus(size, 1)
+	if after.bytes > f.limits.FolderBytes || after.entries > f.limits.Entries {
+		return false
+	}
+	share := usage{f.limits.FolderBytes / (2 * shares), f.limits.Entries / (2 * shares)}
+	own := f.each[owner].plus(size, 1)
+	if owner == "" || own.bytes <= share.bytes && own.entries <= share.entries {
+		return true
+	}
+	kept := usage{share.bytes * int64(max(0, shares-len(f.each))), share.entries * max(0, shares-len(f.each))}
+	for other, has := range f.each {
+		if other != owner {
+			kept = kept.plus(max(0, share.bytes-has.bytes), max(0, share.entries-has.entries))
+		}
+	}
+	return after.bytes+kept.bytes <= f.limits.FolderBytes && after.entries+kept.entries <= f.limits.Entries
 }
 
 // Start implements [session.Part].
@@ -156,7 +199,7 @@ func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request)
 		if strings.HasPrefix(folder, "-") {
 			folder = "_" + folder // is no option of a command
 		}
-		result.Notes = append(result.Notes, m.folder.Copy(ctx, path.Join(owner(c.Principal), folder), m.Sandbox(), result.Files))
+		result.Notes = append(result.Notes, m.folder.Copy(ctx, owner(c.Principal), folder, m.Sandbox(), result.Files))
 	}
 	return result, err
 }
@@ -173,8 +216,8 @@ type calls struct {
 // Keep implements [session.CallFiles].
 func (k *calls) Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) (notes []call.Note) {
 	if len(files) > 0 {
-		to := path.Join(owner(principal), "calls", time.Now().UTC().Format("2006-01-02T150405Z-")+strings.ToLower(rand.Text()[:6]))
-		notes = append(notes, k.folder.Copy(ctx, to, box, files))
+		to := path.Join("calls", time.Now().UTC().Format("2006-01-02T150405Z-")+strings.ToLower(rand.Text()[:6]))
+		notes = append(notes, k.folder.Copy(ctx, owner(principal), to, box, files))
 	}
 	return append(notes, k.next.Keep(ctx, principal, box, files)...)
 }
@@ -190,10 +233,12 @@ func owner(principal string) string {
 	return "principal-" + hex.EncodeToString(sum[:12])
 }
 
-// Copy copies files of a sandbox into a folder below this one, as many as the limits allow.
-func (f *Folder) Copy(ctx context.Context, to string, box sandbox.Sandbox, files []sandbox.File) call.Copied {
+// Copy copies files of a sandbox into a folder below that of a principal, or below this one if the
+// owner is empty, as many as the limits allow.
+func (f *Folder) Copy(ctx context.Context, owner, to string, box sandbox.Sandbox, files []sandbox.File) call.Copied {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.limits.Time)
 	defer cancel()
+	to = path.Join(owner, to)
 	note := call.Copied{To: path.Join(f.name, to)}
 	left := f.limits.CallBytes
 	for _, file := range files {
@@ -201,7 +246,7 @@ func (f *Folder) Copy(ctx context.Context, to string, box sandbox.Sandbox, files
 		err := errors.New("the call has more files than are copied")
 		if note.Files < f.limits.Files {
 			var size int64
-			size, err = f.copy(ctx, to, name, box, file, left)
+			size, err = f.copy(ctx, owner, to, name, box, file, left)
 			left -= size
 		}
 		if err == nil {
@@ -219,7 +264,7 @@ func (f *Folder) Copy(ctx context.Context, to string, box sandbox.Sandbox, files
 }
 
 // copy copies one file and returns its size. The errors continue a sentence about the file.
-func (f *Folder) copy(ctx context.Context, to, name string, box sandbox.Sandbox, file sandbox.File, left int64) (size int64, err error) {
+func (f *Folder) copy(ctx context.Context, owner, to, name string, box sandbox.Sandbox, file sandbox.File, left int64) (size int64, err error) {
 	limit := min(f.limits.FileBytes, left)
 	refused := policy.Result(name)
 	switch {
@@ -233,14 +278,14 @@ func (f *Folder) copy(ctx context.Context, to, name string, box sandbox.Sandbox,
 		return 0, fmt.Errorf("it has %d bytes, more than the %d that may still be copied", file.Size, limit)
 	case ctx.Err() != nil:
 		return 0, errNoTime
-	case !f.reserve(file.Size):
+	case !f.reserve(owner, file.Size):
 		return 0, errors.New("the folder has as many bytes or files as it may")
 	}
 	kept := false
 	defer func() {
 		if !kept {
 			f.mu.Lock()
-			f.bytes, f.entries = f.bytes-file.Size, f.entries-1
+			f.count(owner, -file.Size, -1)
 			f.mu.Unlock()
 		}
 	}()
@@ -360,7 +405,8 @@ func (f *Folder) makeFolders(dir string) error {
 		return err
 	}
 	f.mu.Lock()
-	f.entries++
+	first, _, _ := strings.Cut(dir, "/")
+	f.count(first, 0, 1)
 	f.mu.Unlock()
 	return f.own(dir)
 }

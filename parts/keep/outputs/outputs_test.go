@@ -85,7 +85,7 @@ func open(t *testing.T, folder string, l outputs.Limits) *outputs.Folder {
 // copied copies the files of one call of the session s.
 func copied(f *outputs.Folder, files map[string]string) call.Copied {
 	b := box{files: files}
-	return f.Copy(context.Background(), "s", b, b.list())
+	return f.Copy(context.Background(), "", "s", b, b.list())
 }
 
 // tree is all that a folder holds: modes and contents by paths.
@@ -104,6 +104,36 @@ func tree(t *testing.T, folder string) map[string]string {
 		return nil
 	}))
 	return all
+}
+
+// A principal cannot fill the folder for others: each of 32 has its share, in bytes and in entries,
+// also if another server has written what there is. One principal alone may fill it.
+func TestCopy_KeepsAShareForEachPrincipal(t *testing.T) {
+	small := limits(func(l *outputs.Limits) { l.FolderBytes, l.Entries, l.Measure = 6400, 640, time.Hour })
+	for name, content := range map[string]string{"bytes": strings.Repeat("x", 50), "entries": ""} {
+		folder := t.TempDir()
+		var got []int
+		for i := range 32 {
+			f := open(t, folder, small) // as a server that starts anew
+			n := 0
+			for ; n < 700; n++ {
+				b := box{files: map[string]string{fmt.Sprintf("%d.csv", n): content}}
+				if note := f.Copy(t.Context(), fmt.Sprintf("p%d", i), "s", b, b.list()); note.Files == 0 {
+					break
+				}
+			}
+			got = append(got, n)
+		}
+		if slices.Min(got) < 2 || got[0] > 330 || got[0] < 40 {
+			t.Errorf("%s: principals copied %d files", name, got)
+		}
+	}
+	f, n := open(t, t.TempDir(), small), 0
+	for ; n < 700 && copied(f, map[string]string{fmt.Sprintf("%d.csv", n): ""}).Files == 1; n++ {
+	}
+	if n < 630 {
+		t.Errorf("one principal alone copied %d files", n)
+	}
 }
 
 // Nothing is overwritten: another content gets a number, and the same content is there
@@ -136,14 +166,14 @@ func TestCopy_LeavesOutHostileNames(t *testing.T) {
 		"../../etc/x.csv", "../x.csv", "a/../../x.csv", "/x.csv", "", ".", "..", "x.csv/", "a//x.csv", strings.Repeat("n", 300) + ".csv",
 	} {
 		b := box{files: map[string]string{name: "x", "control.csv": "x"}}
-		note := f.Copy(t.Context(), "s", b, b.list())
+		note := f.Copy(t.Context(), "", "s", b, b.list())
 		if note.Files != 1 || note.LeftOutCount != 1 || note.LeftOut[0].Reason == "" || strings.Contains(note.LeftOut[0].Reason, folder) {
 			t.Errorf("%q: %+v", name, note)
 		}
 	}
 	// A path that the agent of a hostile sandbox could name is not in the folder.
 	for _, name := range []string{"/etc/passwd", "/workspace/outputs", "/workspace/x.csv", "relative.csv"} {
-		if note := f.Copy(t.Context(), "s", box{}, []sandbox.File{{Path: name, Content: []byte("x")}}); note.Files != 0 {
+		if note := f.Copy(t.Context(), "", "s", box{}, []sandbox.File{{Path: name, Content: []byte("x")}}); note.Files != 0 {
 			t.Errorf("%q: %+v", name, note)
 		}
 	}
@@ -178,7 +208,7 @@ func (member) Call(context.Context, call.Call, sandbox.Request) (call.Result, er
 // What an agent says about a file that it does not send is not among the server's words.
 func TestCopy_SaysNothingOfTheAgent(t *testing.T) {
 	f := open(t, t.TempDir(), outputs.DefaultLimits)
-	note := f.Copy(t.Context(), "s", box{}, []sandbox.File{{Path: in + "a.csv", Size: 1}})
+	note := f.Copy(t.Context(), "", "s", box{}, []sandbox.File{{Path: in + "a.csv", Size: 1}})
 	if want := []call.LeftOut{{Path: "a.csv", Reason: "the sandbox did not send it"}}; note.LeftOutCount != 1 || !slices.Equal(note.LeftOut, want) {
 		t.Errorf("note %+v", note)
 	}
@@ -262,7 +292,7 @@ func TestCopy_IsBounded(t *testing.T) {
 	t.Run("time", func(t *testing.T) {
 		folder := t.TempDir()
 		b := box{files: map[string]string{"a.csv": strings.Repeat("x", 1<<16), "b.csv": "x"}, wait: time.Hour}
-		note := open(t, folder, limits(func(l *outputs.Limits) { l.Time = time.Millisecond })).Copy(t.Context(), "s", b, b.list())
+		note := open(t, folder, limits(func(l *outputs.Limits) { l.Time = time.Millisecond })).Copy(t.Context(), "", "s", b, b.list())
 		if note.Files != 0 || note.LeftOutCount != 2 || len(tree(t, folder)) != 0 {
 			t.Errorf("note %+v", note)
 		}
@@ -328,7 +358,7 @@ func TestCopy_SurvivesAKill(t *testing.T) {
 	if folder := os.Getenv("OUTPUTS_TEST_FOLDER"); folder != "" {
 		f := open(t, folder, limits(func(l *outputs.Limits) { l.Time = time.Hour }))
 		b := box{files: map[string]string{"a.csv": strings.Repeat("whole", 1<<10), "b.csv": strings.Repeat("half", 1<<20)}, wait: 5 * time.Millisecond}
-		f.Copy(t.Context(), "s", b, b.list())
+		f.Copy(t.Context(), "", "s", b, b.list())
 		return
 	}
 	folder := t.TempDir()
