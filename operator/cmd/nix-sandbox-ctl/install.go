@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -181,6 +182,9 @@ func (i *installation) merge(files files, project, text string) (f file, err err
 		return f, fmt.Errorf("%s is a link that cannot be followed: %w", f.path, err)
 	}
 	if info, err := os.Stat(f.path); err == nil {
+		if !info.Mode().IsRegular() {
+			return f, fmt.Errorf("%s is no regular file", f.path)
+		}
 		f.mode = info.Mode().Perm()
 	}
 	if f.old, err = bounded.ReadFile(f.path, maxClientFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -194,28 +198,58 @@ func (i *installation) merge(files files, project, text string) (f file, err err
 
 // write writes the file, and a copy of the old one beside it. kept says where that is.
 func (f file) write() (kept string, err error) {
-	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
+	if err := makeFolder(filepath.Dir(f.path)); err != nil {
 		return "", err
 	}
 	if f.old != nil {
-		backup := f.path + time.Now().Format(".2006-01-02T15-04-05.bak")
-		if err := replace(backup, f.old, f.mode); err != nil {
+		// A copy of the same second is not replaced.
+		backup := f.path + time.Now().Format(".2006-01-02T15-04-05.000000.bak")
+		if err := replace(backup, f.path, f.old, f.mode); err != nil {
 			return "", err
 		}
 		kept = "; the old file is " + backup
 	}
-	return kept, replace(f.path, f.new, f.mode)
+	return kept, replace(f.path, f.path, f.new, f.mode)
 }
 
-// replace writes a file as a whole or not at all.
-func replace(path string, data []byte, mode fs.FileMode) error {
+// makeFolder makes a folder and those above it.
+func makeFolder(path string) error {
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	above := filepath.Dir(path)
+	if err := makeFolder(above); err != nil {
+		return err
+	}
+	return errors.Join(os.Mkdir(path, 0o700), giveAs(above, path))
+}
+
+// giveAs gives a path to the owner of another one, if this is root, who may have the HOME of a user.
+func giveAs(like, path string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	info, err := os.Stat(like)
+	if err != nil {
+		return err
+	}
+	owner := info.Sys().(*syscall.Stat_t)
+	return os.Chown(path, int(owner.Uid), int(owner.Gid))
+}
+
+// replace writes a file as a whole or not at all. It belongs to the owner of another one, or of its
+// folder if that is missing.
+func replace(path, like string, data []byte, mode fs.FileMode) error {
+	if _, err := os.Stat(like); err != nil {
+		like = filepath.Dir(path)
+	}
 	temporary, err := os.CreateTemp(filepath.Dir(path), ".nix-sandbox-mcp-")
 	if err != nil {
 		return err
 	}
 	defer os.Remove(temporary.Name())
 	_, err = temporary.Write(data)
-	if err = errors.Join(err, temporary.Chmod(mode), temporary.Sync(), temporary.Close()); err != nil {
+	if err = errors.Join(err, giveAs(like, temporary.Name()), temporary.Chmod(mode), temporary.Sync(), temporary.Close()); err != nil {
 		return err
 	}
 	return os.Rename(temporary.Name(), path)

@@ -115,3 +115,20 @@ func TestErrorWithoutURL(t *testing.T) {
 		}
 	})
 }
+
+// Of two tools that code calls by one name, the allowed one is meant each time.
+func TestNameOfTwoTools(t *testing.T) {
+	g := New(&Catalog{Servers: map[string]*Server{"it": {Tools: map[string]*Tool{"x-y": {}, "x.y": {}, "z-a": {}, "z.a": {}}}}}, slog.New(slog.DiscardHandler))
+	t.Cleanup(g.Close)
+	r := &run{executor: &executor{Gate: g}, tools: map[string][]string{"it": {"x.y"}}}
+	for range 50 {
+		q := &question{Server: "it", Tool: "x_y"}
+		if refused := g.isAllowed(t.Context(), r, q); refused != nil || q.Tool != "x.y" {
+			t.Fatalf("%+v for %q", refused, q.Tool)
+		}
+		q = &question{Server: "it", Tool: "z_a"}
+		if refused := g.isAllowed(t.Context(), r, q); refused == nil || refused.Kind != denied {
+			t.Fatalf("%+v for %q", refused, q.Tool)
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -274,12 +275,11 @@ func (r *run) make(ctx context.Context, q *question) (json.RawMessage, *refusal)
 func (g *Gate) isAllowed(_ context.Context, r *run, q *question) *refusal {
 	known := g.catalog.Servers[q.Server]
 	if known != nil && known.Tools[q.Tool] == nil {
-		for name := range known.Tools {
-			// Of two that have it, the environment has at most one.
-			if plain(name) == q.Tool && (!slices.Contains(r.tools[q.Server], q.Tool) || slices.Contains(r.tools[q.Server], name)) {
-				q.Tool = name
-				break
-			}
+		// Of the tools that code calls by this name, the environment has at most one. If it has
+		// none, the refusal names another.
+		all := slices.Concat(r.tools[q.Server], slices.Sorted(maps.Keys(known.Tools)))
+		if i := slices.IndexFunc(all, func(name string) bool { return plain(name) == q.Tool }); i >= 0 {
+			q.Tool = all[i]
 		}
 	}
 	if slices.Contains(r.tools[q.Server], q.Tool) {

@@ -73,7 +73,7 @@ type Client struct {
 	transport transport.Interface
 	log       *slog.Logger
 	last      atomic.Int64
-	meta      map[string]any // of each request, for a server of stateless MCP
+	meta      map[string]any    // of each request, for a server of stateless MCP
 	hashes    map[string]string // of the tools that the server had at its start
 	ended     chan struct{}
 	end       func() // closes ended of a URL; a jail closes its own

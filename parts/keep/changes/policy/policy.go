@@ -55,8 +55,9 @@ var (
 
 	// build matches names with an ending of source code or prose that build tools, test
 	// runners and interpreters look for.
-	build = lazyregexp.New(`^(build|cmakelists|composer|conf|conftest|constraints.*|deno|dodo|fabfile|gems|gruntfile|gulpfile|jakefile|magefile|makefile|noxfile|` +
-		`package|premake.*|rakefile|requirements.*|setup|sitecustomize|tasks|tsconfig.*|usercustomize|wscript|xmake|.*-build)\.|\.(conf|config|mix|setup|workspace)\.`)
+	build = lazyregexp.New(`^(build|celeryconfig|cmakelists|composer|conanfile|conf|conftest|constraints.*|deno|dodo|fabfile|gems|gruntfile|gulpfile|hatch_build|` +
+		`jakefile|locustfile|magefile|makefile|noxfile|package|pavement|pelicanconf|premake.*|publishconf|rakefile|requirements.*|setup|sitecustomize|` +
+		`tasks|toxfile|tsconfig.*|usercustomize|wscript|xmake|.*-build|(ipython|jupyter)\w*_config)\.|\.(conf|config|mix|setup|workspace)\.`)
 	// instructions are names of prose that clients look for. They are compared without
 	// case for file systems that do so; others are recognized by their capitals.
 	instructions = lazyregexp.New(`^(agents?|claude|gemini|qwen|skill)$`)

@@ -16,7 +16,7 @@ func TestName(t *testing.T) {
 		policy.Hidden:       ".envrc a/.vscode/b.py .a.py ..a/b.py .git",
 		policy.Installed:    "node_modules/a.js a/site-packages/b/c.py VENDOR/a.go __pycache__/a.py",
 		policy.Kind:         "Makefile HEAD objects/k a.pyc a.so a.json a.nix a.yaml a.toml a.lock a.xml a.py~ a.py.bak a a.b/c README.exe a.md5 a.",
-		policy.Build:        "setup.py conftest.py a/build.rs vite.config.ts CMakeLists.txt requirements-dev.txt Package.swift webpack.mix.js Makefile.PL SETUP.PY gems.rb rakefile.rb xmake.lua premake5.lua tasks.py",
+		policy.Build:        "setup.py conftest.py a/build.rs vite.config.ts CMakeLists.txt requirements-dev.txt Package.swift webpack.mix.js Makefile.PL SETUP.PY gems.rb rakefile.rb xmake.lua premake5.lua tasks.py toxfile.py conanfile.py hatch_build.py celeryconfig.py ipython_config.py jupyter_config.py jupyter_server_config.py pavement.py locustfile.py pelicanconf.py",
 		policy.Instructions: "CLAUDE.md claude.md a/AGENTS.md CLAUDE.local.md QWEN.md CONVENTIONS.md a.prompt.md R2.md Skill.md",
 		policy.OddName:      "a:b.py a\\b.py \u202eyp.a a\u200b.py \xff.py a/\x01/b.py a\u00a0.py -Ish.sh a/--/b.py",
 	} {
