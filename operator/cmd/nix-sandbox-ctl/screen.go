@@ -14,6 +14,7 @@ import (
 // the screen. The numbers are xterm's
 // (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html).
 const resetTerminal = "\x18" + // cancels an unfinished sequence
+	"\x1b<" + // VT52's mode, in which a terminal reads none of what follows
 	"\x1b7\x1b[?1049l\x1b[?1047;47l" + // the normal screen, with the cursor where it was
 	"\x1b[!p" + // soft reset (DECSTR), which some terminals lack
 	"\x1b7\x1b[r\x1b8" + // the whole screen scrolls
@@ -22,7 +23,9 @@ const resetTerminal = "\x18" + // cancels an unfinished sequence
 	"\x1b[?1;5l\x1b[?7;25h" + // cursor keys, reverse video, auto-wrap, visible cursor
 	"\x1b[?9;1000;1001;1002;1003;1004;1005;1006;1015;1016l" + // mouse and focus reports
 	"\x1b[?2004;2026l" + // bracketed paste, synchronized output
-	"\x1b[<99u\x1b[>4m" + // encodings of keys, of kitty and xterm
+	"\x1b[?67;69;1007;1042;2031;2048;5522;9001l" + // backarrow, margins, wheel, bell; reports of colours, size, clipboard and keys
+	"\x1b[4i\x1b[?4i" + // what is written to a printer
+	"\x1b[<99u\x1b[>1m\x1b[>2m\x1b[>4m" + // encodings of keys, of kitty and xterm
 	"\x1b[0 q" // shape of the cursor
 
 // resetColours resets the palette, and the colours of text, background and cursor. It is
