@@ -11,7 +11,8 @@ import (
 )
 
 // resetTerminal resets the modes that programs leave set if they are killed. It moves nothing on
-// the screen. The numbers are xterm's
+// the screen, and leaves modes alone whose default differs between terminals (67, 1007). The numbers
+// are xterm's
 // (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html).
 const resetTerminal = "\x18" + // cancels an unfinished sequence
 	"\x1b<" + // VT52's mode, in which a terminal reads none of what follows
@@ -23,7 +24,7 @@ const resetTerminal = "\x18" + // cancels an unfinished sequence
 	"\x1b[?1;5l\x1b[?7;25h" + // cursor keys, reverse video, auto-wrap, visible cursor
 	"\x1b[?9;1000;1001;1002;1003;1004;1005;1006;1015;1016l" + // mouse and focus reports
 	"\x1b[?2004;2026l" + // bracketed paste, synchronized output
-	"\x1b[?67;69;1007;1042;2031;2048;5522;9001l" + // backarrow, margins, wheel, bell; reports of colours, size, clipboard and keys
+	"\x1b[?69;1042;2031;2048;5522;9001l" + // margins, bell; reports of colours, size, clipboard and keys
 	"\x1b[4i\x1b[?4i" + // what is written to a printer
 	"\x1b[<99u\x1b[>1m\x1b[>2m\x1b[>4m" + // encodings of keys, of kitty and xterm
 	"\x1b[0 q" // shape of the cursor
