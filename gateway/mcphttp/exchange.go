@@ -164,6 +164,9 @@ func (x *exchange) challenge(err error) {
 	x.fail(status, nil, mcp.INVALID_REQUEST, text)
 }
 
+// wellKnown begins the paths of a resource's metadata.
+const wellKnown = "/.well-known/oauth-protected-resource"
+
 // MetadataURL returns the URL of a resource's metadata (RFC 9728, section 3.1), or "" if the
 // resource is empty.
 func MetadataURL(resource string) string {
@@ -171,7 +174,7 @@ func MetadataURL(resource string) string {
 	if err != nil || resource == "" {
 		return ""
 	}
-	at.Path = "/.well-known/oauth-protected-resource" + strings.TrimSuffix(at.Path, "/")
+	at.Path = wellKnown + strings.TrimSuffix(at.Path, "/")
 	return at.String()
 }
 

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -161,13 +162,15 @@ func New(handler *rpc.Handler, o Options) *Server {
 	mux.HandleFunc(Path, s.serve)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { local.WriteState(w, true, "the server runs") })
 	mux.HandleFunc("GET /readyz", s.ready)
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+	metadata, _ := url.Parse(MetadataURL(o.Resource))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		// A proxy may serve this resource at another path than Path, and passes on what clients ask for.
+		if o.Metadata != nil && (r.URL.Path == wellKnown || r.URL.Path == wellKnown+Path || metadata != nil && r.URL.Path == metadata.Path) {
+			o.Metadata.ServeHTTP(w, r)
+			return
+		}
 		http.Error(w, "there is nothing here: MCP is served at "+Path, http.StatusNotFound)
 	})
-	if o.Metadata != nil {
-		mux.Handle("/.well-known/oauth-protected-resource", o.Metadata)
-		mux.Handle("/.well-known/oauth-protected-resource"+Path, o.Metadata)
-	}
 	s.http = &http.Server{
 		Handler:           withRequest(mux),
 		ReadHeaderTimeout: headTimeout,

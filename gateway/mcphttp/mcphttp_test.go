@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"runtime"
 	"slices"
 	"strings"
@@ -368,6 +369,25 @@ func TestServer_RefusesWhatTheErasRefuse(t *testing.T) {
 		t.Errorf("a body that is too long: status %d", status)
 	}
 	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d bytes are counted at the end", s.o.Book.Bytes.Used()) }, func() bool { return s.o.Book.Bytes.Used() == 0 })
+}
+
+// The metadata of the resource is where the challenge says, also if a proxy serves it at another path.
+func TestServer_AnswersWhereItsChallengePoints(t *testing.T) {
+	for _, resource := range []string{"https://sandbox.example/mcp", "https://sandbox.example:8443/team/mcp", "https://sandbox.example/a%20b/", "https://sandbox.example"} {
+		s := start(t, func(o *Options) {
+			o.Resource = resource
+			o.Metadata = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "metadata") })
+		})
+		_, header, _ := s.send(t, http.MethodPost, Path, "{}", nil)
+		_, at, _ := strings.Cut(header.Get("WWW-Authenticate"), `resource_metadata="`)
+		named := must.Get(url.Parse(strings.TrimSuffix(at, `"`)))(t)
+		if status, _, body := s.send(t, http.MethodGet, named.EscapedPath(), "", nil); status != 200 || body != "metadata" {
+			t.Errorf("%s: %s: status %d: %s", resource, named, status, body)
+		}
+		if status, _, _ := s.send(t, http.MethodGet, wellKnown+"/other", "", nil); status != 404 {
+			t.Errorf("%s: another path: status %d", resource, status)
+		}
+	}
 }
 
 // Progress of a call comes in its own response, whatever else its client and others have

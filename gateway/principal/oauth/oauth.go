@@ -265,10 +265,16 @@ func (a *Server) Metadata() http.Handler {
 	if err != nil {
 		panic(err) // strings alone
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// It is public, and pages need it to get a token.
 		w.Header().Set("Access-Control-Allow-Origin", "*")
+		if r.Method == http.MethodOptions {
+			w.Header().Set("Access-Control-Allow-Methods", "GET")
+			w.Header().Set("Access-Control-Allow-Headers", "Mcp-Protocol-Version") // clients send it with each request
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(text) // to a client that may have gone
 	})
 }

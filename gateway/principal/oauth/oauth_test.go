@@ -194,6 +194,12 @@ func TestOAuth_Metadata(t *testing.T) {
 	if got := w.Body.String(); got != want {
 		t.Errorf("metadata %s", got)
 	}
+	// A page's browser asks first, because clients of MCP send a field of their own.
+	w = httptest.NewRecorder()
+	New(Options{Resource: resource}).Metadata().ServeHTTP(w, httptest.NewRequest(http.MethodOptions, "/", nil))
+	if h := w.Header(); w.Code != http.StatusNoContent || h.Get("Access-Control-Allow-Origin") != "*" || h.Get("Access-Control-Allow-Headers") != "Mcp-Protocol-Version" {
+		t.Errorf("status %d, %v", w.Code, h)
+	}
 }
 
 // Whatever a token says, it is believed only where the issuer signed it.
