@@ -86,7 +86,7 @@ func demonstrate(server string) error {
 
 	heading("To give it to an MCP client")
 	fmt.Printf("\n  %s client-config claude-code --install\n", server)
-	note("adds this to the client's file; its --help names the clients that it knows")
+	note("adds the server to Claude Code, and its --help names the other clients; by hand, a client is told:")
 	config := map[string]any{"mcpServers": map[string]any{"sandbox": map[string]any{
 		"command": server, "args": []string{"--stdio"},
 	}}}
