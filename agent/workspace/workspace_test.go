@@ -280,3 +280,23 @@ func TestArchiveFollowsNothing(t *testing.T) {
 		})
 	}
 }
+
+// Code that empties the workspace finds outputs again in its next call.
+func TestChanged_MakesOutputsAgain(t *testing.T) {
+	dir := t.TempDir()
+	root := Root{Path: dir}
+	if files := root.Changed(); files != nil {
+		t.Errorf("files %v", files)
+	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "outputs", "a.txt"), []byte("x"), 0o644))
+	if files := root.Changed(); len(files) != 1 {
+		t.Errorf("files %v", files)
+	}
+	// A link of that name is not followed.
+	must.Do(t, os.RemoveAll(filepath.Join(dir, "outputs")))
+	must.Do(t, os.Symlink(filepath.Join(dir, "elsewhere"), filepath.Join(dir, "outputs")))
+	root.Changed()
+	if _, err := os.Stat(filepath.Join(dir, "elsewhere")); err == nil {
+		t.Error("the target of a link was made")
+	}
+}

@@ -138,6 +138,8 @@ func (l listing) advice(a answer) string {
 		return ""
 	}
 	switch found := noFile.FindString(problem); {
+	case strings.Contains(found, othersMount):
+		return "there is no " + othersMount + " here: use /workspace, and /workspace/outputs for files that the user is to get"
 	case found != "" && len(l.Project.mounts()) > 0:
 		if slices.ContainsFunc(l.Project.mounts(), func(mount string) bool { return strings.Contains(found, mount) }) {
 			return ""
@@ -152,6 +154,9 @@ func (l listing) advice(a answer) string {
 	}
 	return ""
 }
+
+// othersMount is the folder for files in a service that models know well.
+const othersMount = "/mnt/data"
 
 // usualMount is where sandboxes show a project, unless the operator chose another place.
 const usualMount = "/project"

@@ -77,6 +77,7 @@ func TestHint(t *testing.T) {
 		"a name with a guess":                {plain, failure(python, "", "NameError: name 'totl' is not defined. Did you mean: 'total'?"), ""},
 		"success":                            {plain, succeeded, ""},
 		"a sandbox that died":                {plain, died, ""},
+		"the folder of a service":            {plain, failure(python, "", noFile+"'/mnt/data/plot.png'"), "there is no /mnt/data here: use /workspace, and /workspace/outputs for files that the user is to get"},
 		"the project, none":                  {plain, failure(python, "", noFile+"'/project/x.csv'"), "no project is shown here: ask the user to name its folder for this server (PROJECT_DIR)"},
 		"a file, no project":                 {plain, failure(python, "", noFile+"'x.csv'"), "/workspace is empty at first, and shared by calls with the same session"},
 		"a file in a session, no project":    {plain, failure(python, "s", noFile+"'x.csv'"), ""},
