@@ -230,6 +230,10 @@ func TestPackages_HintsForInstallers(t *testing.T) {
 		{"python", "!pip install -q pandas", `env "python+pandas" has pandas`},
 		{"python", "pip install scikit_learn", `env "python+scikit-learn" has scikit_learn`},
 		{"python", "pip install torch", ""},
+		{"python", "try:\n    import x\nexcept ImportError:\n    subprocess.check_call([sys.executable, '-m', 'pip', 'install', '-q', 'pandas'])", `env "python+pandas" has pandas`},
+		{"python", "os.system('pip install pandas')", `env "python+pandas" has pandas`},
+		{"python", `subprocess.run("python3 -m pip install -U pandas", shell=True)`, `env "python+pandas" has pandas`},
+		{"python", "print('pip cannot install pandas')", ""},
 		{"bash", "set -e\napt-get update && apt-get install -y jq", `env "bash+jq" has jq`},
 		{"node", "npm install jq", ""},
 	} {
