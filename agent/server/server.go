@@ -111,6 +111,7 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		stdout: stdout, stderr: stderr,
 		root: workspace.Root{Path: s.spec.Root},
 	}
+	e.root.Changed() // what is there before the first call
 	e.files.tracker.Root = e.root
 	if s.keeper != nil {
 		owned.Go(func() {

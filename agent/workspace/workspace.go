@@ -200,9 +200,11 @@ func (r *Root) Write(name string, contents []byte) error {
 func (r *Root) Changed() []frame.File {
 	dir, err := r.open("outputs", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
-		// Code that empties the workspace takes it away, and the next call relies on it.
-		if errors.Is(err, unix.ENOENT) {
+		if r.seen != nil && errors.Is(err, unix.ENOENT) {
+			// Code that empties the workspace takes it away, and the next call relies on it.
 			_ = os.Mkdir(filepath.Join(r.Path, "outputs"), 0o755) // a link of this name is the code's own
+			clear(r.seen)
+			return nil
 		}
 		r.seen = nil
 		return nil

@@ -285,9 +285,14 @@ func TestArchiveFollowsNothing(t *testing.T) {
 func TestChanged_MakesOutputsAgain(t *testing.T) {
 	dir := t.TempDir()
 	root := Root{Path: dir}
-	if files := root.Changed(); files != nil {
-		t.Errorf("files %v", files)
+	root.Changed()
+	if _, err := os.Stat(filepath.Join(dir, "outputs")); err == nil {
+		t.Error("outputs was made where it never was")
 	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "outputs"), 0o755))
+	root.Changed()
+	must.Do(t, os.RemoveAll(filepath.Join(dir, "outputs")))
+	root.Changed()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "outputs", "a.txt"), []byte("x"), 0o644))
 	if files := root.Changed(); len(files) != 1 {
 		t.Errorf("files %v", files)
