@@ -20,6 +20,7 @@ require (
 	golang.org/x/crypto v0.45.0
 	golang.org/x/sys v0.38.0
 	golang.org/x/term v0.37.0
+	golang.org/x/text v0.31.0
 	golang.org/x/time v0.15.0
 	golang.org/x/tools v0.39.0
 	tags.cncf.io/container-device-interface/specs-go v1.1.1
@@ -35,5 +36,4 @@ require (
 	github.com/tidwall/pretty v1.2.0 // indirect
 	github.com/yosida95/uritemplate/v3 v3.0.2 // indirect
 	golang.org/x/oauth2 v0.28.0 // indirect
-	golang.org/x/text v0.31.0 // indirect
 )
