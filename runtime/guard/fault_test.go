@@ -19,14 +19,21 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// fault is added to this package for the tests of the others. It panics at one place, each time.
+// fault is added to this package for the tests of the others. It panics at the place after which the
+// program's file is named, each time, and leaves files beside it: one if the place is reached, and one
+// with what Go says when a panic ends the process.
 const fault = `
 func Fault(place string) {
-	if place != os.Getenv("NIX_SANDBOX_TEST_FAULT") {
+	program, err := os.Executable()
+	if err != nil || filepath.Base(program) != strings.ReplaceAll(place, "/", "-") {
 		return
 	}
-	if f, err := os.Create(os.Getenv("NIX_SANDBOX_TEST_REACHED")); err == nil {
-		f.Close()
+	crash, err := os.OpenFile(program+".crash", os.O_CREATE|os.O_WRONLY, 0o600)
+	if err == nil {
+		err = debug.SetCrashOutput(crash, debug.CrashOptions{})
+	}
+	if err != nil {
+		panic(err)
 	}
 	time.AfterFunc(3*time.Second, func() { os.Exit(0) }) // tests that wait for this goroutine
 	if os.Getenv("NIX_SANDBOX_TEST_UNGUARDED") != "" {
@@ -36,24 +43,14 @@ func Fault(place string) {
 }
 `
 
-// unreached are places that only a whole server with a real sandbox comes to, by their file and function.
-var unreached = map[string]string{
-	"parts/desk/visit/forward.go carry":            "what a forwarded connection reads",
-	"parts/desk/visit/forward.go Listen":           "a visitor's connection",
-	"parts/desk/visit/verbs.go evaluate":           "code of a visitor",
-	"parts/desk/visit/verbs.go shell":              "a shell of a visitor",
-	"parts/keep/changes/part.go leave":             "changes that the operator has applied",
-	"parts/keep/suspended/part.go End":             "the end of a restored session",
-	"runtime/interactive/interactive.go Interrupt": "Ctrl-C in a shell",
-	"runtime/rpc/held.go hold":                     "a question to the user",
-	"runtime/sandbox/framed/network.go ask":        "a question of the proxy",
-	"runtime/sandbox/framed/workspace.go run":      "a message of a failed mount",
-	"runtime/service/server.go Go":                 "what runs beside the calls",
-	"runtime/service/service.go Stdio":             "the transport as a whole",
-	"runtime/session/session.go release":           "the settling of a part, in which a test of rpc panics",
-	"runtime/session/suspend.go suspend":           "the suspension of a part, in which a test of rpc panics",
-	"parts/toolbox/server/server.go probe":         "a tool server of a network",
-	"parts/toolbox/server/stdio.go read":           "what a tool server writes",
+// elsewhere are the packages whose tests come to places that those of their own package do not come
+// to, by the place's file and function.
+var elsewhere = map[string]string{
+	"runtime/rpc/held.go hold":           "gateway/mcphttp",
+	"runtime/service/server.go Go":       "runtime/cmd/nix-sandbox-mcp",
+	"runtime/service/service.go Stdio":   "runtime/cmd/nix-sandbox-mcp",
+	"runtime/session/session.go release": "parts/keep/suspended",
+	"runtime/session/suspend.go suspend": "parts/keep/suspended",
 }
 
 // place is where a recovery begins.
@@ -125,7 +122,7 @@ func TestPanics_EndNoServer(t *testing.T) {
 		must.Do(t, os.WriteFile(target, text, 0o600))
 		replaced[must.Get(filepath.Abs(path))(t)] = target
 	}
-	packages := map[string][]place{} // by their folder
+	packages := map[string][]place{} // by the folder of the tests that come to them
 	for _, folder := range served {
 		must.Do(t, filepath.WalkDir(filepath.Join("../..", folder), func(path string, d fs.DirEntry, err error) error {
 			if slices.Contains(inSandboxes, strings.TrimPrefix(filepath.ToSlash(path), "../../")) {
@@ -134,15 +131,22 @@ func TestPanics_EndNoServer(t *testing.T) {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || filepath.Base(path) == "guard.go" {
 				return err
 			}
-			if text, places := withFaults(t, path, strings.TrimPrefix(filepath.ToSlash(path), "../../")); places != nil {
+			text, places := withFaults(t, path, strings.TrimPrefix(filepath.ToSlash(path), "../../"))
+			if places != nil {
 				replace(path, text)
-				packages[filepath.Dir(path)] = append(packages[filepath.Dir(path)], places...)
+			}
+			for _, p := range places {
+				folder := filepath.Dir(path)
+				if other := elsewhere[p.function]; other != "" {
+					folder = filepath.Join("../..", other)
+				}
+				packages[folder] = append(packages[folder], p)
 			}
 			return nil
 		}))
 	}
 	own := must.Get(os.ReadFile("guard.go"))(t)
-	replace("guard.go", append(bytes.Replace(own, []byte("import ("), []byte("import (\n\"os\"\n\"time\""), 1), fault...))
+	replace("guard.go", append(bytes.Replace(own, []byte("import ("), []byte("import (\n\"os\"\n\"path/filepath\"\n\"strings\"\n\"time\""), 1), fault...))
 	overlay := filepath.Join(dir, "overlay.json")
 	must.Do(t, os.WriteFile(overlay, must.Get(json.Marshal(map[string]any{"Replace": replaced}))(t), 0o600))
 	for _, folder := range slices.Sorted(maps.Keys(packages)) {
@@ -153,30 +157,29 @@ func TestPanics_EndNoServer(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		for _, p := range packages[folder] {
-			reached := filepath.Join(dir, strings.ReplaceAll(p.name, "/", "-"))
-			run := func(env ...string) (out []byte, ended int, err error) {
-				cmd := exec.Command(program, "-test.timeout=60s")
+			named := filepath.Join(dir, strings.ReplaceAll(p.name, "/", "-"))
+			must.Do(t, os.Link(program, named))
+			run := func(t *testing.T, env ...string) (crash []byte, out string) {
+				cmd := exec.Command(named, "-test.timeout=60s")
 				cmd.Dir = folder
-				cmd.Env = append(append(os.Environ(), "NIX_SANDBOX_TEST_FAULT="+p.name, "NIX_SANDBOX_TEST_REACHED="+reached), env...)
-				out, err = cmd.CombinedOutput()
-				out = append([]byte("\n"), out...)
-				return out, bytes.Index(out, []byte("\npanic: "+p.name)), err
+				cmd.Env = append(os.Environ(), env...)
+				text, err := cmd.CombinedOutput()
+				crash, e := os.ReadFile(named + ".crash")
+				if e != nil {
+					t.Errorf("no test in %s comes to %s: %v\n%.3000s", folder, p.name, err, text)
+				}
+				return crash, fmt.Sprintf("%v\n%.3000s", err, text)
 			}
 			if p.function == "parts/ask/book.go ask" {
-				if out, ended, err := run("NIX_SANDBOX_TEST_UNGUARDED=1"); ended < 0 {
-					t.Errorf("a panic without a guard is not seen: %v\n%s", err, out)
+				if crash, out := run(t, "NIX_SANDBOX_TEST_UNGUARDED=1"); !bytes.Contains(crash, []byte("panic: "+p.name)) {
+					t.Errorf("a panic without a guard is not seen: %s", out)
 				}
+				must.Do(t, os.Remove(named+".crash"))
 			}
 			t.Run(p.name, func(t *testing.T) {
 				t.Parallel()
-				out, ended, err := run()
-				if _, e := os.Stat(reached); e != nil && unreached[p.function] == "" {
-					t.Errorf("no test of the package comes to %s: %v", p.function, err)
-				} else if e == nil && unreached[p.function] != "" {
-					t.Errorf("a test comes to %s", p.function)
-				}
-				if ended >= 0 {
-					t.Errorf("%v\n%.3000s", err, out[ended:])
+				if crash, _ := run(t); len(crash) > 0 {
+					t.Errorf("%.3000s", crash)
 				}
 			})
 		}

@@ -1,8 +1,11 @@
 package interactive
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +22,42 @@ type started chan struct{}
 func (s started) Write(data []byte) (int, error) {
 	close(s)
 	return len(data), nil
+}
+
+// frames are what a program was sent, until it was interrupted.
+type frames struct {
+	text        []byte
+	interrupted chan struct{}
+}
+
+func (f *frames) Write(data []byte) (int, error) {
+	f.text = append(f.text, data...)
+	if strings.Contains(string(f.text), fmt.Sprintf(`"type":%q`, frame.Interrupt)) {
+		close(f.interrupted)
+		return 0, io.ErrClosedPipe
+	}
+	return len(data), nil
+}
+
+// An interrupt is a message to the agent, which passes it on.
+func TestInterrupt_IsSent(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "attach")
+	must.Do(t, os.WriteFile(program, []byte("#!/bin/sh\nexec cat\n"), 0o700))
+	sent := &frames{interrupted: make(chan struct{})}
+	p := must.Get(Start(Spec{
+		Exec: program, Environ: []string{"PATH=" + os.Getenv("PATH")},
+		First: frame.Request{Type: frame.Execute}, Stdout: sent, Stderr: os.Stderr,
+	}))(t)
+	defer func() {
+		p.Kill()
+		<-p.Ended()
+	}()
+	p.Interrupt()
+	select {
+	case <-sent.interrupted:
+	case <-time.After(patience.Long):
+		t.Error("no interrupt comes")
+	}
 }
 
 // Of a program that is killed nothing is left, also where it has not become a

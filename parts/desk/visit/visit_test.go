@@ -2,16 +2,20 @@ package visit
 
 import (
 	"context"
+	"io"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
@@ -48,8 +52,28 @@ func (b *box) Look(context.Context) (paths []string, count int, err error) {
 
 func (b *box) Examine(context.Context) ([]uint16, int64, error) { return nil, 0, nil }
 
+// Open returns a program that writes what it reads, until that ends.
 func (b *box) Open(context.Context, *frame.Terminal, uint16) (sandbox.Stream, error) {
-	return nil, sandbox.ErrClosed
+	out, in := io.Pipe()
+	return echo{out, in}, nil
+}
+
+type echo struct {
+	*io.PipeReader
+	in *io.PipeWriter
+}
+
+func (e echo) Write(data []byte) (int, error) { return e.in.Write(data) }
+
+func (e echo) CloseWrite() error { return e.in.Close() }
+
+func (e echo) Resize(frame.Terminal) error { return nil }
+
+func (e echo) ExitCode() int { return 7 }
+
+func (e echo) Close() error {
+	e.in.Close()
+	return e.PipeReader.Close()
 }
 
 // world is a manager of sessions, and the sandbox that it started last.
@@ -160,4 +184,60 @@ func TestVisits_GoOnInANewSandbox(t *testing.T) {
 	w.last.change("/workspace/b")
 	leave()
 	w.expect("the end of the visit", w.run(":"), "/workspace/b")
+}
+
+// dial asks a server of the desk about the session.
+func (w *world) dial(verb string, args any) *desk.Client {
+	w.t.Helper()
+	folder := w.t.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		desk.Serve(ctx, []string{folder}, nil, w.visits.Verbs(), slog.New(slog.DiscardHandler))
+	}()
+	w.t.Cleanup(func() {
+		cancel()
+		<-served
+	})
+	for end := time.Now().Add(patience.Long); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if found := desk.Find([]string{folder}); len(found) == 1 {
+			c := must.Get(found[0].Dial(ctx, verb, args))(w.t)
+			w.t.Cleanup(func() { c.Close() })
+			return c
+		}
+	}
+	w.t.Fatal("the server is not found")
+	return nil
+}
+
+// A visitor's code runs in the session, a shell passes bytes both ways, and a port is reached.
+func TestVerbs_ReachTheSession(t *testing.T) {
+	w := begin(t)
+	w.run("x=1")
+	place := Place{Session: "s"}
+	var evaluated Evaluated
+	if err := w.dial("evaluate", EvaluateArgs{place, "echo $x"}).Read(&evaluated); err != nil || evaluated.Stdout != "1\n" || evaluated.Env != "bash" {
+		t.Errorf("%+v, %v", evaluated, err)
+	}
+	shell := w.dial("shell", ShellArgs{Place: place})
+	var out ShellOutput
+	if err := shell.Read(&out); err != nil || out.Env != "bash" {
+		t.Errorf("%+v, %v", out, err)
+	}
+	must.Do(t, shell.Write(ShellInput{Bytes: []byte("hello")}))
+	if err := shell.Read(&out); err != nil || string(out.Bytes) != "hello" {
+		t.Errorf("%+v, %v", out, err)
+	}
+	w.visits.Forward = true
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	at := must.Get(w.visits.Listen(ctx, ForwardArgs{Place: place, Port: 80}, func(err error) { t.Error(err) }))(t)
+	conn := must.Get(net.Dial("tcp", at.Address))(t)
+	defer conn.Close()
+	must.Get(conn.Write([]byte("hello")))(t)
+	must.Do(t, conn.(*net.TCPConn).CloseWrite())
+	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello" {
+		t.Errorf("%q, %v", got, err)
+	}
 }

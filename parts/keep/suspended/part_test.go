@@ -281,6 +281,21 @@ func TestSuspend_TheOldStateGoesWithTheAnswer(t *testing.T) {
 	})
 }
 
+// A session that woke and crashed in its first call does not go on from before that.
+func TestSuspend_TheOldStateGoesWithACrash(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		s.in("a", "x=1", "")
+		time.Sleep(2 * time.Minute)
+		s.wantAsleep(1)
+		if result, err := s.call(sleeper(), "a", "", "crash"); err == nil && result.Outcome == frame.OutcomeOK {
+			t.Errorf("a crash is %+v", result)
+		}
+		synctest.Wait()
+		s.wantAsleep(0)
+		s.in("a", "echo none$x", "none\n")
+	})
+}
+
 // A state that cannot go on costs its session, whose next call says so and begins anew.
 func TestSuspend_BeginsAnewWhereItCannotGoOn(t *testing.T) {
 	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {

@@ -1,21 +1,26 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 	mcpserver "github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // remote is a published library's server, with a header that requests must have.
@@ -116,6 +121,49 @@ func TestURL(t *testing.T) {
 	}
 	if _, err := c.Call(t.Context(), "add", json.RawMessage(`{"a":1,"b":2}`)); err != nil {
 		t.Error(err)
+	}
+}
+
+// A server that outlives a call's time is asked whether it lives, and goes on if it does.
+func TestCall_ThatLastsTooLong(t *testing.T) {
+	behind, pinged := remote(t), make(chan struct{}, 1)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body := must.Get(io.ReadAll(r.Body))(t)
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		behind.Config.Handler.ServeHTTP(w, r)
+		if strings.Contains(string(body), `"method":"ping"`) {
+			pinged <- struct{}{}
+		}
+	}))
+	t.Cleanup(front.Close)
+	c := must.Get(connect(t, front.URL))(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := c.Call(ctx, "wait", json.RawMessage(`{}`)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	select {
+	case <-pinged:
+	case <-time.After(patience.Long):
+		t.Error("nobody asks whether it lives")
+	}
+	if _, err := c.Call(t.Context(), "add", json.RawMessage(`{"a":1,"b":2}`)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A program's server ends with it, and a line that is no message is passed over.
+func TestJail_EndsWithItsProgram(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "attach")
+	must.Write(t, program, "#!/bin/sh\necho hello\necho '{}'\necho no key >&2\nexit 3\n", 0o755)
+	s := must.Get(startJail(Spec{Exec: program, ResultBytes: 1000}, slog.New(slog.DiscardHandler)))(t)
+	select {
+	case <-s.done:
+	case <-time.After(patience.Long):
+		t.Fatal("it does not end")
+	}
+	if s.reason == nil || !strings.Contains(s.reason.Error(), "exit status 3") || s.tail.String() != "no key" {
+		t.Errorf("reason %v, log %q", s.reason, &s.tail)
 	}
 }
 

@@ -2,6 +2,7 @@ package framed
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/handover"
 )
@@ -85,6 +87,11 @@ func useNetwork() {
 			}
 		default:
 			io.WriteString(events, request.Code)
+			if strings.Contains(request.Code, `"asked"`) {
+				answer := make([]byte, event.MaxLine)
+				n, err := events.Read(answer)
+				output = fmt.Sprint(string(answer[:n]), err)
+			}
 		}
 		if output != "" {
 			w.Write(frame.Reply{Type: frame.Output, ID: request.ID, Stream: frame.Stdout, Data: output})
@@ -152,6 +159,30 @@ func TestNetwork_EventsOfACallAreInItsResult(t *testing.T) {
 	} {
 		if !strings.Contains(log.String(), line) {
 			t.Errorf("the log lacks %s:\n%s", line, log)
+		}
+	}
+}
+
+// A question of the proxy is one to whoever the call names, and nobody's is refused.
+func TestNetwork_AsksForAHost(t *testing.T) {
+	box, _, _ := withNetwork(t, true)
+	code := `{"event":"asked","name":"files.example","port":443,"ask":7}` + "\n"
+	for _, c := range []struct {
+		host func(context.Context, string, int) event.Reason
+		want string
+	}{
+		{nil, `{"ask":7,"refused":"nobody"}<nil>`},
+		{func(_ context.Context, name string, port int) event.Reason {
+			if name != "files.example" || port != 443 {
+				t.Errorf("asked for %s:%d", name, port)
+			}
+			return ""
+		}, `{"ask":7}<nil>`},
+		{func(context.Context, string, int) event.Reason { return event.ByUser }, `{"ask":7,"refused":"user"}<nil>`},
+	} {
+		result := must.Get(box.Run(t.Context(), sandbox.Request{Code: code, Timeout: patience.Long, Keep: true, Host: c.host}))(t)
+		if got := result.Stdout.Head; got != c.want {
+			t.Errorf("answer %s, want %s", got, c.want)
 		}
 	}
 }
