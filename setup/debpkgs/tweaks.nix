@@ -99,6 +99,9 @@ let
       GIT_TEMPLATE_DIR = "$out/share/git-core/templates";
     };
 
+    # The former names of time zones, such as US/Eastern, are links to the present ones.
+    tzdata.depends = [ "tzdata-legacy" ];
+
     # The interpreter and its standard library are one path, so that sys.prefix is that path.
     "lib${python}-minimal".depends = [
       "python3"
