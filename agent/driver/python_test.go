@@ -67,6 +67,12 @@ func TestPythonFigures(t *testing.T) {
 	if got := a.Run("plt.plot([1]);"); len(got.Files) != 1 || !strings.HasSuffix(got.Files[0].Path, "figure-3.png") {
 		t.Errorf("files %v", got.Files)
 	}
+	if got := a.Run("%%capture cap\nplt.plot([1]);"); got.ExitCode != 0 || len(got.Files) != 0 {
+		t.Errorf("a figure that is kept is shown: %+v", got)
+	}
+	if got := a.Run("cap.show()"); got.ExitCode != 0 || len(got.Files) != 1 {
+		t.Errorf("a figure that was kept: %+v", got)
+	}
 	// What the code has saved there is not shown twice; what it saved
 	// elsewhere, or went on with, is.
 	for code, want := range map[string]int{

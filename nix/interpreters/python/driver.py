@@ -53,7 +53,7 @@ alone = False  # the code is a program, after which nothing can be asked
 future = 0  # what calls have imported from __future__
 # The methods by which a value says that it has more to show than its repr.
 PLAIN = {bool, bytes, dict, float, int, list, set, str, tuple}
-RICH = ('_repr_mimebundle_', '_repr_html_', '_repr_png_', '_repr_svg_', '_repr_markdown_', '_repr_jpeg_')
+RICH = ('_ipython_display_', '_repr_mimebundle_', '_repr_html_', '_repr_png_', '_repr_svg_', '_repr_markdown_', '_repr_jpeg_')
 
 
 def ignore(signum, frame):
@@ -322,6 +322,8 @@ def run(source, filename):
     last = None
     if body and isinstance(body[-1], _ast.Expr) and not text.rstrip().endswith(';'):
         last = _ast.Expression(body.pop().value)
+    if module := sys_modules.get('sandbox_shell'):
+        module.begin_call()
     module = sys_modules.get('IPython.core.interactiveshell')
     if module is not None and module.InteractiveShell.ast_node_interactivity == 'all':
         load('sandbox_shell').show_all(body)

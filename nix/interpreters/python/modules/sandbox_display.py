@@ -35,6 +35,7 @@ ORDER = ('image/png', 'image/jpeg', 'image/gif', 'image/webp', 'image/svg+xml', 
 
 workspace = '/workspace'  # unless the driver says otherwise
 counter = 0
+kept = None  # a list that takes images in place of the answer
 
 
 def outputs():
@@ -61,6 +62,9 @@ def write_image(data, kind, stem='image'):
         data = data.encode() if kind == 'image/svg+xml' else base64.b64decode(data)
     if not data or len(data) > MAX_IMAGE:
         return False
+    if kept is not None:
+        kept.append(Image(data))
+        return True
     with open(new_file(stem, EXTENSIONS[kind]), 'wb') as file:
         file.write(data)
     return True
@@ -144,6 +148,13 @@ def show_bundle(bundle, plain=None):
 
 def show(value):
     """Shows one value."""
+    method = getattr(type(value), '_ipython_display_', None)
+    if callable(method):
+        try:
+            method(value)
+            return
+        except NotImplementedError:
+            pass  # as IPython has it: there is none
     figures = sys.modules.get('sandbox_figures')
     if figures is not None and figures.show_value(value):
         return
@@ -184,6 +195,11 @@ class DisplayHandle:
         display(value, **kwargs)
 
     update = display
+
+
+def publish_display_data(data, metadata=None, *, transient=None, **kwargs):
+    """Shows a bundle of representations by their MIME types."""
+    show_bundle(data)
 
 
 def update_display(value, *, display_id=None, **kwargs):
@@ -329,6 +345,13 @@ class FileLink(DisplayObject):
 
     def __repr__(self):
         return str(self.path)
+
+
+class FileLinks(FileLink):
+    """The files below a folder, a line each."""
+
+    def __repr__(self):
+        return '\n'.join(sorted(os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names))
 
 
 def kind_of_image(data):

@@ -9,6 +9,7 @@ below /workspace/outputs.
 """
 
 import functools
+import io
 import os
 import re
 import sys
@@ -71,7 +72,11 @@ def show_figure(figure):
     """Shows a figure unless it was shown as it is now."""
     if figure in shown and not figure.stale:
         return
-    save(figure, new_file('figure', 'png'), bbox_inches='tight')
+    if sandbox_display.kept is None:
+        save(figure, new_file('figure', 'png'), bbox_inches='tight')
+    else:
+        save(figure, data := io.BytesIO(), format='png', bbox_inches='tight')
+        sandbox_display.write_image(data.getvalue(), 'image/png')
     # A figure that a savefig layout has drawn anew is not another one.
     figure.stale = False
     shown.add(figure)
@@ -128,7 +133,11 @@ def show_image(image):
     """Writes an image of Pillow below outputs."""
     if image.mode not in ('1', 'L', 'LA', 'I', 'P', 'RGB', 'RGBA'):
         image = image.convert('RGB')
-    write(image, new_file('image', 'png'))
+    if sandbox_display.kept is None:
+        write(image, new_file('image', 'png'))
+    else:
+        write(image, data := io.BytesIO(), 'png')
+        sandbox_display.write_image(data.getvalue(), 'image/png')
 
 
 save = write = None  # the libraries' own functions

@@ -6,9 +6,11 @@ install packages succeeds if they are there, and ends the call otherwise.
 """
 
 import ast
+import getopt
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -18,12 +20,13 @@ import sandbox_display
 namespace = sys.modules['__main__'].__dict__  # of the code
 began = None  # when the cell began whose time is to be printed
 captured = None  # the output of the cell that runs, if it is to be kept
+loaded = None  # when the modules of the code were changed, by their files, if they are to be loaded again
 
 # Magics that change how a notebook looks or reloads: nothing here does.
 HARMLESS = {
-    'alias', 'alias_magic', 'autoawait', 'autocall', 'automagic', 'autoreload', 'colors', 'config', 'debug', 'load', 'load_ext', 'logoff', 'logon',
+    'alias', 'alias_magic', 'autoawait', 'autocall', 'automagic', 'colors', 'config', 'debug', 'load', 'load_ext', 'logoff', 'logon',
     'history', 'hist', 'lsmagic', 'magic', 'matplotlib', 'notebook', 'pdb', 'pprint', 'precision', 'quickref', 'reload_ext', 'store', 'unload_ext', 'xmode'}
-TIMED = {'memit', 'prun', 'time'}
+TIMED = {'memit', 'time'}
 HARMLESS_CELLS = {'javascript', 'js', 'latex', 'svg'}
 INSTALLERS = re.compile(r'(?:python3? -m |uv )?(?:pip3?|conda|mamba)\s+install\s+(.*)')
 LINE = re.compile(r'(\s*)(?:(\w[\w.,\s\[\]\'"]*?)\s*=\s*)?(%|!{1,2})\s*([^%!\s].*)')
@@ -75,10 +78,10 @@ def translate(text, error):
     if found:
         name, argument = found.groups()
         body = text[found.end():]
-        if name in ('time', 'timeit', 'prun'):
-            return 'get_ipython().begin_time()\n' + body
+        if name == 'time':
+            return first('get_ipython().begin_time()', body)
         if name == 'capture':
-            return 'get_ipython().begin_capture(%r)\n' % argument + body
+            return first('get_ipython().begin_capture(%r)' % argument, body)
         if name in HARMLESS_CELLS:
             return ''
         if hasattr(Shell, 'cell_' + name):
@@ -99,6 +102,23 @@ def translate(text, error):
         extra += 1
     lines[number] = line
     return '\n'.join(lines)
+
+
+def first(statement, body):
+    """A cell with a statement before it. Those of __future__ stay the first."""
+    future = re.match(r'(?:\s*(?:#.*|from __future__ import .*)\n)*', body).end()
+    return body[:future] + statement + '\n' + body[future:]
+
+
+def options(magic, line, short, *long):
+    """The options with which the line of a magic begins, and what follows them. One that is not known is
+    an error: whoever gives it relies on it."""
+    words = line.split()
+    try:
+        given, rest = getopt.getopt(words, short, long)
+    except getopt.GetoptError as error:
+        raise ValueError('%%%s: %s here' % (magic, error)) from None
+    return dict(given), line.split(None, len(words) - len(rest))[-1] if rest else ''
 
 
 def expand(command):
@@ -151,24 +171,83 @@ def print_time(start):
 class Captured:
     """The output of a cell that begins with %%capture."""
 
-    def __init__(self, name):
-        self.name, self.streams = name, (sys.stdout, sys.stderr)
-        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    def __init__(self, name, given):
+        self.name, self.streams, self.outputs = name, (sys.stdout, sys.stderr), []
+        if '--no-stdout' not in given:
+            sys.stdout = io.StringIO()
+        if '--no-stderr' not in given:
+            sys.stderr = io.StringIO()
+        if '--no-display' not in given:
+            sandbox_display.kept = self.outputs
 
     def end(self):
-        self.stdout, self.stderr = self.texts = sys.stdout.getvalue(), sys.stderr.getvalue()
+        self.stdout, self.stderr = self.texts = [
+            '' if stream is own else stream.getvalue() for stream, own in zip((sys.stdout, sys.stderr), self.streams)]
         sys.stdout, sys.stderr = self.streams
+        sandbox_display.kept = None
         if self.name:
             namespace[self.name] = self
 
     def show(self):
         for stream, text in zip((sys.stdout, sys.stderr), self.texts):
             stream.write(text)
+        for image in self.outputs:
+            sandbox_display.show(image)
 
     __call__ = show
 
     def __str__(self):
         return self.stdout
+
+
+class TimeitResult:
+    """What %timeit -o returns."""
+
+    def __init__(self, loops, all_runs):
+        self.loops, self.repeat, self.all_runs = loops, len(all_runs), all_runs
+        self.timings = [taken / loops for taken in all_runs]
+        self.average, self.best, self.worst = sum(self.timings) / self.repeat, min(self.timings), max(self.timings)
+        self.stdev = (sum((taken - self.average) ** 2 for taken in self.timings) / self.repeat) ** .5
+
+    def __str__(self):
+        return '%s per loop (mean of %d run%s, %d loop%s each)' % (
+            duration(self.average), self.repeat, 's' * (self.repeat > 1), self.loops, 's' * (self.loops > 1))
+
+    def __repr__(self):
+        return '<TimeitResult : %s>' % self
+
+
+def reload_changed():
+    """Loads the code's own modules again whose files have changed, and has its names of their parts stand
+    for the new ones."""
+    import importlib.util
+    for module in list(sys.modules.values()):
+        file = getattr(module, '__file__', None) or ''
+        if not file.endswith('.py') or file.startswith(('/nix/', sys.prefix + '/', sys.base_prefix + '/')) or module.__name__ == '__main__':
+            continue
+        try:
+            changed = os.stat(file).st_mtime_ns
+            if loaded.setdefault(file, changed) == changed:
+                continue
+            loaded[file] = changed
+            # What was compiled is known by the second alone.
+            if os.path.exists(compiled := importlib.util.cache_from_source(file)):
+                os.unlink(compiled)
+            former = dict(vars(module))
+            importlib.reload(module)
+        except Exception as error:
+            print('[autoreload of %s failed: %s: %s]' % (module.__name__, type(error).__name__, error), file=sys.stderr)
+            continue
+        for name, value in list(namespace.items()):
+            old = getattr(value, '__name__', None)
+            if value is former.get(old) and value is not None and hasattr(module, old):
+                namespace[name] = getattr(module, old)
+
+
+def begin_call():
+    """Loads changed modules again, if the code asks for that."""
+    if loaded is not None:
+        reload_changed()
 
 
 def show_all(body):
@@ -263,14 +342,16 @@ class Shell:
     def line_pwd(self, line):
         return os.getcwd()
 
-    def line_ls(self, line):
-        self.system('ls ' + line)
-
-    def line_cat(self, line):
-        self.system('cat ' + line)
-
-    line_less = line_more = line_pycat = line_cat
-    line_mkdir = lambda self, line: self.system('mkdir ' + line)
+    def line_autoreload(self, line):
+        global loaded
+        mode = line.strip().lower()
+        if mode in ('0', 'off'):
+            loaded = None
+        elif mode in ('', 'now', '2', 'all', '3', 'complete'):
+            loaded = {} if loaded is None else loaded
+            reload_changed()
+        else:
+            raise ValueError('%%autoreload %s: there are 0 and 2 here' % mode)
 
     def line_env(self, line):
         name, sign, value = line.partition('=')
@@ -306,7 +387,9 @@ class Shell:
 
     def begin_capture(self, line):
         global captured
-        captured = Captured(next((word for word in line.split() if word[0] != '-'), ''))
+        words = line.split()
+        name = next((word for word in words if word[0] != '-'), '')
+        captured = Captured(name, options('capture', ' '.join(word for word in words if word != name), '', 'no-stdout', 'no-stderr', 'no-display')[0])
 
     def about(self, name, whole=False):
         """Says what a name stands for, or shows its source."""
@@ -333,19 +416,43 @@ class Shell:
     line_pdoc = line_pinfo = lambda self, line: self.about(line.strip())
     line_psource = line_pinfo2 = lambda self, line: self.about(line.strip(), True)
 
-    def line_timeit(self, line):
+    def line_timeit(self, line, cell=None):
         import timeit
-        timer = timeit.Timer(re.sub(r'^(?:-[nrtco]\s*\d*\s+)*', '', line.strip()), globals=namespace)
-        number, taken = timer.autorange()
-        best = [taken / number]
-        if taken < 1:
-            best = [taken / number for taken in timer.repeat(3, number)]
-        print('%s per loop (mean of %d run%s, %d loop%s each)' % (
-            duration(sum(best) / len(best)), len(best), 's' if len(best) > 1 else '', number, 's' if number > 1 else ''))
+        given, text = options('timeit', line, 'n:r:p:tcqo')
+        statement, setup = (text, 'pass') if cell is None else (cell, text or 'pass')
+        timer, loops, runs = timeit.Timer(statement, setup, globals=namespace), int(given.get('-n', 0)), []
+        if not loops:
+            loops, taken = timer.autorange()
+            runs = [taken]
+        wanted = int(given.get('-r', 1 if runs and runs[0] >= 1 else 3))
+        runs += timer.repeat(wanted - len(runs), loops) if wanted > len(runs) else []
+        result = TimeitResult(loops, runs)
+        if '-q' not in given:
+            print(result)
+        return result if '-o' in given else None
+
+    cell_timeit = line_timeit
+
+    def line_prun(self, line, cell=''):
+        import cProfile
+        import pstats
+        given, text = options('prun', line, 'l:s:rqD:')
+        profile = cProfile.Profile()
+        try:
+            profile.runctx(text + '\n' + cell, namespace, namespace)
+        finally:
+            statistics = pstats.Stats(profile).strip_dirs().sort_stats(given.get('-s', 'time'))
+            if '-D' in given:
+                statistics.dump_stats(given['-D'])
+            if '-q' not in given:
+                limit = given.get('-l', '20')
+                statistics.print_stats(int(limit) if limit.isdigit() else limit)
+        return statistics if '-r' in given else None
+
+    cell_prun = line_prun
 
     def line_run(self, line):
         import runpy
-        import shlex
         words = shlex.split(line)
         before, sys.argv = sys.argv, words
         try:
@@ -362,15 +469,34 @@ class Shell:
              'from pylab import *\nfrom numpy import *', namespace)
 
     def cell_bash(self, line, cell):
-        done = run(['bash', '-c', cell])
-        if done.returncode:
-            raise subprocess.CalledProcessError(done.returncode, 'bash')
+        self.cell_script(line, cell, 'bash')
 
-    cell_sh = cell_shell = lambda self, line, cell: self.cell_bash(line, cell)
+    cell_sh = cell_shell = cell_bash
 
-    def cell_script(self, line, cell):
+    def cell_script(self, line, cell, *program):
+        """Runs a program with a cell as its standard input; a shell without arguments, with the cell as its code."""
+        words, streams, lenient = shlex.split(line), {}, False
+        while words and words[0].startswith('--'):
+            name, _, value = words.pop(0)[2:].partition('=')
+            if name in ('out', 'err') and (value or words):
+                streams[name] = value or words.pop(0)
+            elif name in ('no-raise-error', 'raise-error'):
+                lenient = name == 'no-raise-error'
+            else:
+                raise ValueError('%%%%script: option --%s not recognized here' % name)
+        words = [*program, *words]
+        if not words:
+            raise ValueError('%%script: no program is named')
         sys.stdout.flush()
-        subprocess.run(line.split(), input=cell, text=True)
+        given = {'std' + name: subprocess.PIPE for name in streams}
+        if words == ['bash']:
+            done = subprocess.run(['bash', '-c', cell], stdin=subprocess.DEVNULL, text=True, **given)
+        else:
+            done = subprocess.run(words, input=cell, text=True, **given)
+        for name, variable in streams.items():
+            namespace[variable] = getattr(done, 'std' + name)
+        if done.returncode and not lenient:
+            raise subprocess.CalledProcessError(done.returncode, words[0])
 
     def cell_writefile(self, line, cell):
         add = line.startswith('-a ')
@@ -382,13 +508,13 @@ class Shell:
     cell_file = cell_writefile
 
     def cell_perl(self, line, cell):
-        self.cell_script('perl ' + line, cell)
+        self.cell_script(line, cell, 'perl')
 
     def cell_ruby(self, line, cell):
-        self.cell_script('ruby ' + line, cell)
+        self.cell_script(line, cell, 'ruby')
 
     def cell_python3(self, line, cell):
-        self.cell_script('python3 - ' + line, cell)
+        self.cell_script(line, cell, 'python3', '-')
 
     cell_python = cell_python3
 
@@ -401,4 +527,11 @@ class Shell:
         print(cell.rstrip('\n'))
 
 
+def add_command(name):
+    setattr(Shell, 'line_' + name, lambda self, line: self.system(name + ' ' + line))
+
+
+for name in 'cat', 'cp', 'ls', 'mkdir', 'mv', 'rm', 'rmdir':
+    add_command(name)
+Shell.line_less = Shell.line_more = Shell.line_pycat = Shell.line_cat
 shell = Shell()
