@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -189,7 +190,7 @@ func TestVisits_GoOnInANewSandbox(t *testing.T) {
 // dial asks a server of the desk about the session.
 func (w *world) dial(verb string, args any) *desk.Client {
 	w.t.Helper()
-	folder := w.t.TempDir()
+	folder := filepath.Join(w.t.TempDir(), "run")
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan struct{})
 	go func() {

@@ -43,6 +43,19 @@ type server struct {
 	machine *sandboxtest.Machine
 	store   *store.Store
 	folder  string
+	failure error // of starts, behind the part
+}
+
+// fragile is a part whose starts fail after those of the others, if its server says so.
+type fragile struct{ server *server }
+
+func (f fragile) Start(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {
+	begun, err := next(ctx, s)
+	if err == nil && f.server.failure != nil {
+		begun.End("")
+		return nil, f.server.failure
+	}
+	return begun, err
 }
 
 // newServer returns one; a later one in the same folder has the sessions of an earlier.
@@ -53,11 +66,12 @@ func newServer(t *testing.T, folder string, limit int64) *server {
 	}
 	log := slog.New(slog.DiscardHandler)
 	store := suspended.NewStore(folder, limit, log)
-	m := session.New(session.Options{
+	all := &server{t: t, machine: machine, store: store, folder: folder}
+	all.Manager = session.New(session.Options{
 		Starter: machine, Spec: spec, OneShot: session.OneShot(machine, spec, nil), Limits: session.Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 8},
-		Parts: []session.Part{suspended.NewPart(store, "", log)}, Log: log,
+		Parts: []session.Part{fragile{all}, suspended.NewPart(store, "", log)}, Log: log,
 	})
-	return &server{m, t, machine, store, folder}
+	return all
 }
 
 // end ends a server as service does.
@@ -290,8 +304,24 @@ func TestSuspend_TheOldStateGoesWithACrash(t *testing.T) {
 		if result, err := s.call(sleeper(), "a", "", "crash"); err == nil && result.Outcome == frame.OutcomeOK {
 			t.Errorf("a crash is %+v", result)
 		}
+		s.in("a", "echo none$x", "none\n")
 		synctest.Wait()
 		s.wantAsleep(0)
+	})
+}
+
+// What was woken for a start that failed is not woken again.
+func TestSuspend_TheOldStateGoesWithAFailedStart(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		s.in("a", "x=1", "")
+		time.Sleep(2 * time.Minute)
+		s.failure = errors.New("no")
+		if _, err := s.call(sleeper(), "a", "", "echo $x"); err == nil {
+			t.Error("it started")
+		}
+		synctest.Wait()
+		s.wantAsleep(0)
+		s.failure = nil
 		s.in("a", "echo none$x", "none\n")
 	})
 }

@@ -165,7 +165,9 @@ func TestNetwork_EventsOfACallAreInItsResult(t *testing.T) {
 
 // A question of the proxy is one to whoever the call names, and nobody's is refused.
 func TestNetwork_AsksForAHost(t *testing.T) {
-	box, _, _ := withNetwork(t, true)
+	l := New(silent(), Options{})
+	t.Cleanup(func() { l.Close(10 * time.Second) })
+	box := must.Get(l.Start(t.Context(), sandbox.Spec{Name: "data", Exec: program(t, networked), OutputBytes: 1000, Network: true, Asks: true}))(t)
 	code := `{"event":"asked","name":"files.example","port":443,"ask":7}` + "\n"
 	for _, c := range []struct {
 		host func(context.Context, string, int) event.Reason
