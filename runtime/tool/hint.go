@@ -138,13 +138,13 @@ func (l listing) advice(a answer) string {
 		return ""
 	}
 	switch found := noFile.FindString(problem); {
-	case strings.Contains(found, othersMount):
-		return "there is no " + othersMount + " here: use /workspace, and /workspace/outputs for files that the user is to get"
 	case found != "" && len(l.Project.mounts()) > 0:
 		if slices.ContainsFunc(l.Project.mounts(), func(mount string) bool { return strings.Contains(found, mount) }) {
 			return ""
 		}
 		return l.elsewhere(alone)
+	case strings.Contains(found, othersMount):
+		return "there is no " + othersMount + " here: use /workspace, and /workspace/outputs for files that the user is to get"
 	case strings.Contains(found, usualMount):
 		return "no project is shown here: ask the user to name its folder for this server (PROJECT_DIR)"
 	case found != "" && alone:
