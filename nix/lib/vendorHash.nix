@@ -1,1 +1,1 @@
-"sha256-bIK3NNPXrGqluUBBSQPBU4xq69pc7hgVGHP5qWlL3vw="
+"sha256-G0ifHaioOvddSctk0Ak7DP4odf0Xpel4WA1x1tFW3no="
