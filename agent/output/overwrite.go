@@ -22,9 +22,10 @@ const (
 )
 
 // An overwriter does what a terminal does with a line that is written over, so that a progress bar
-// drawn 2,000 times becomes one line: it obeys carriage returns, backspaces, tabs and the control
-// sequences of ECMA-48 that move within a line or erase parts of it. Such a line loses its colours. All
-// others pass unchanged, and so does the rest of one with a sequence whose effect is not known.
+// drawn 2,000 times becomes one line: it obeys carriage returns, tabs and the control sequences of ECMA-48
+// that move within a line or erase parts of it. Such a line loses its colours. All others pass unchanged,
+// and so does the rest of one with a sequence whose effect is not known, or with a backspace, which
+// hides words more often than it draws.
 //
 // It keeps the last line back until it ends. The zero value is ready for use.
 type overwriter struct {
@@ -172,8 +173,6 @@ func (o *overwriter) draw(part []byte, emit func([]byte)) {
 				return
 			}
 			known = known && o.obey(part[:size])
-		case b == '\b':
-			o.column = max(o.column-1, 0)
 		case b == '\t':
 			o.column = o.column/8*8 + 8
 		case b < ' ' || b == 0x7f:
