@@ -52,7 +52,7 @@ func dropRoot(request Request, stays bool) (Request, error) {
 	}
 	given := request
 	var folders []handOver
-	for _, folder := range []handOver{{&request.Project.Dir, "project"}, {&request.Inbox, "inbox"}} {
+	for _, folder := range []handOver{{&request.Project.Dir, "project"}, {&request.Project.Git, "git"}, {&request.Inbox, "inbox"}} {
 		if *folder.path != "" {
 			folders = append(folders, folder)
 		}
@@ -74,6 +74,9 @@ func dropRoot(request Request, stays bool) (Request, error) {
 				Hint:    "let others read it (chmod o+rx, on the folders above it too), or start the server as its owner",
 			}
 		}
+	}
+	if git := &request.Project.Git; *git != "" && unix.Faccessat(unix.AT_FDCWD, *git, unix.R_OK|unix.X_OK, unix.AT_EACCESS) != nil {
+		*git = "" // the project is of use without it
 	}
 	return request, nil
 }

@@ -28,6 +28,9 @@ type Project struct {
 	Mount   string // absolute, in the sandbox
 	Overlay bool   // whether code may write, to a temporary layer of the sandbox's own
 	Shared  bool   // whether the holder of the workspace has it, with a layer for all its sandboxes
+	// Git is git's folder of the repository of a worktree, shown read-only at GitMount, its own path. Both
+	// are empty for other projects.
+	Git, GitMount string
 }
 
 // ProjectRules say where and how a sandbox may show a project.
@@ -65,10 +68,11 @@ func (r ProjectRules) Read(dir, mount, mode string) (Project, error) {
 	if err != nil {
 		return Project{}, err
 	}
+	git := r.commonFolder(dir, mount)
 	if mode == modeShared {
-		return Project{Mount: mount, Shared: true}, nil
+		return Project{Mount: mount, Shared: true, Git: git, GitMount: git}, nil
 	}
-	return Project{Dir: dir, Mount: mount, Overlay: mode == ModeOverlay}, nil
+	return Project{Dir: dir, Mount: mount, Overlay: mode == ModeOverlay, Git: git, GitMount: git}, nil
 }
 
 func (r ProjectRules) checkMode(mode string) error {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -38,6 +39,43 @@ func TestReadProject(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// The repository of a worktree is shown if each names the other. A project that names a folder which
+// does not know it, or one of the sandbox's own, is shown without.
+func TestReadProject_FindsTheRepositoryOfAWorktree(t *testing.T) {
+	root := must.Get(os.MkdirTemp("/var/tmp", "worktree"))(t)
+	t.Cleanup(func() { os.RemoveAll(root) })
+	project, common := filepath.Join(root, "tree"), filepath.Join(root, "main", ".git")
+	private := filepath.Join(common, "worktrees", "tree")
+	must.Do(t, os.MkdirAll(project, 0o700))
+	must.Do(t, os.MkdirAll(private, 0o700))
+	for name, test := range map[string]struct{ pointer, back, want string }{
+		"a worktree":            {"gitdir: " + private + "\n", filepath.Join(project, ".git") + "\n", common},
+		"relative paths":        {"gitdir: ../main/.git/worktrees/tree\n", "../../../../tree/.git\n", common},
+		"one that is not known": {"gitdir: " + private + "\n", "/nowhere/.git\n", ""},
+		"another's":             {"gitdir: " + private + "\n", "/etc/passwd\n", ""},
+		"no worktree's folder":  {"gitdir: " + common + "\n", filepath.Join(project, ".git") + "\n", ""},
+		"a sandbox's own":       {"gitdir: /proc/worktrees/self\n", filepath.Join(project, ".git") + "\n", ""},
+		"the root":              {"gitdir: /worktrees/x\n", filepath.Join(project, ".git") + "\n", ""},
+		"no pointer":            {"something else", filepath.Join(project, ".git") + "\n", ""},
+		"long":                  {"gitdir: " + strings.Repeat("/x", 4<<10), filepath.Join(project, ".git") + "\n", ""},
+	} {
+		must.Write(t, filepath.Join(project, ".git"), test.pointer, 0o600)
+		must.Write(t, filepath.Join(private, "gitdir"), test.back, 0o600)
+		spec := valid()
+		for _, mode := range []string{ModeReadOnly, ModeOverlay, modeShared} {
+			if got := must.Get(spec.readProject(project, project, mode))(t); got.Git != test.want {
+				t.Errorf("%s, %s: %q, want %q", name, mode, got.Git, test.want)
+			}
+		}
+	}
+	must.Do(t, os.Remove(filepath.Join(project, ".git")))
+	must.Do(t, syscall.Mkfifo(filepath.Join(project, ".git"), 0o600))
+	spec := valid()
+	if got := must.Get(spec.readProject(project, project, ""))(t); got.Git != "" {
+		t.Errorf("a pipe: %q", got.Git)
 	}
 }
 

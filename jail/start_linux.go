@@ -224,6 +224,9 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 	case project.Dir != "":
 		inside = append(inside, "--ro-bind", show(project.Dir), project.Mount)
 	}
+	if project.Git != "" {
+		inside = append(inside, "--ro-bind", show(project.Git), project.GitMount)
+	}
 	return outer, slices.Concat(inside, s.Seal)
 }
 

@@ -97,12 +97,18 @@ func (s *Spec) StartWorkspace(project Project) error {
 	return become(parent, slices.Concat([]string{s.Bubblewrap, "--args", strconv.Itoa(args), "--"}, step))
 }
 
+// refresh is the message that asks for no descriptors.
+const refresh = 2
+
 // RunHandOut hands out the file system at a path. Its standard input is a socket. It
 // answers each message there with one that has a descriptor of a mount of the file
 // system, and returns when the other end is closed.
 //
 // With three further paths, PROJECT UPPER WORK, it mounts an overlay over PROJECT, and its
-// messages have two further descriptors: of a mount of the overlay, and of UPPER.
+// messages have two further descriptors: of a mount of the overlay, and of UPPER. It answers the
+// message 2 without any, when the overlay has forgotten names that it remembered: what others have
+// replaced or removed in the project would be seen as it was. Remounting has the kernel drop them
+// (shrink_dcache_sb in reconfigure_super of fs/super.c).
 func RunHandOut(args []string) error {
 	if len(args) != 1 && len(args) != 4 {
 		return fmt.Errorf("%s takes one path or four, and was given %q", HandOut, args)
@@ -126,6 +132,15 @@ func RunHandOut(args []string) error {
 			return fmt.Errorf("wait for a request: %w", err)
 		case n == 0:
 			return nil
+		}
+		if message[0] == refresh && len(args) == 4 {
+			if err := unix.Mount("overlay", args[1], "overlay", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+				return fmt.Errorf("refresh the overlay of the project: %w", err)
+			}
+			if err := unix.Sendmsg(unix.Stdin, message[:], nil, nil, unix.MSG_NOSIGNAL); err != nil {
+				return fmt.Errorf("say that the overlay is refreshed: %w", err)
+			}
+			continue
 		}
 		var out []int
 		for _, path := range paths {

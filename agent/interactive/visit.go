@@ -21,10 +21,12 @@ const (
 	lastOutput = 200 * time.Millisecond
 	// hangupTime is how long a program may go on after its terminal has gone.
 	hangupTime = time.Second
+	// maxSignal is more than the number of any signal.
+	maxSignal = 65
 )
 
-// Visits are the user's ways into a sandbox beside its calls: terminals with a program, and
-// connections to ports of its loopback. They never lead out: the agent connects, and only when it
+// Visits are the user's ways into a sandbox beside its calls: terminals with a program, shells that
+// run a text, and connections to ports of its loopback. They never lead out: the agent connects, and only when it
 // is asked.
 //
 // Each direction of a stream has a window: the receiver grants more when it has passed bytes on, so
@@ -61,10 +63,11 @@ type visit struct {
 
 	// mu of Visits guards these.
 	file    *os.File
-	waiting []byte // input that the program has not taken
-	ended   bool   // no more input comes
-	window  int    // how much input may still come
-	granted int    // how much output the other end takes
+	process *process.Process // of a shell that runs a text
+	waiting []byte           // input that the program has not taken
+	ended   bool             // no more input comes
+	window  int              // how much input may still come
+	granted int              // how much output the other end takes
 }
 
 func signal(channel chan struct{}) {
@@ -94,7 +97,7 @@ func (v *Visits) Request(r frame.Request) error {
 	defer v.mu.Unlock()
 	s := v.open[r.ID]
 	if r.Type == frame.Open {
-		if s != nil || len(v.open) >= frame.MaxStreams || r.Terminal == nil && r.Port == 0 {
+		if s != nil || len(v.open) >= frame.MaxStreams || r.Terminal == nil && r.Port == 0 && r.Program == nil {
 			return fmt.Errorf("stream %d cannot be opened beside %d others", r.ID, len(v.open))
 		}
 		s = &visit{wake: make(chan struct{}, 1), credit: make(chan struct{}, 1), closed: make(chan struct{}), window: frame.Window, granted: frame.Window}
@@ -121,6 +124,10 @@ func (v *Visits) Request(r frame.Request) error {
 		if r.Terminal != nil && s.file != nil {
 			_ = resize(s.file, *r.Terminal)
 		}
+	case frame.Signal:
+		if s.process != nil && r.Length > 0 && r.Length < maxSignal {
+			s.process.Signal(unix.Signal(r.Length))
+		}
 	case frame.Close:
 		s.end()
 	}
@@ -140,8 +147,11 @@ func (v *Visits) Close() {
 func (v *Visits) run(r frame.Request, s *visit, spec interpreter.Spec) {
 	last := frame.Reply{Type: frame.Closed, ID: r.ID}
 	begin := v.connect
-	if r.Terminal != nil {
+	switch {
+	case r.Terminal != nil:
 		begin = v.terminal
+	case r.Program != nil:
+		begin = v.shell
 	}
 	file, wait, err := begin(r, s, spec)
 	if err == nil {
@@ -156,7 +166,7 @@ func (v *Visits) run(r frame.Request, s *visit, spec interpreter.Spec) {
 		last.Message = err.Error()
 	}
 	v.mu.Lock()
-	s.file = nil
+	s.file, s.process = nil, nil
 	delete(v.open, r.ID)
 	v.mu.Unlock()
 	_ = v.send(s, last)
@@ -178,7 +188,7 @@ func (v *Visits) connect(r frame.Request, s *visit, _ interpreter.Spec) (*os.Fil
 			}
 		})
 		both.Go(func() {
-			v.copy(r.ID, s, file)
+			v.copy(r.ID, s, file, "")
 			_ = v.send(s, frame.Reply{Type: frame.Bytes, ID: r.ID}) // its end
 		})
 		done := make(chan struct{})
@@ -207,7 +217,7 @@ func (v *Visits) terminal(r frame.Request, s *visit, spec interpreter.Spec) (*os
 		shown := make(chan struct{})
 		go func() {
 			defer close(shown)
-			v.copy(r.ID, s, master)
+			v.copy(r.ID, s, master, "")
 		}()
 		go v.feed(r.ID, s, master)
 		select {
@@ -260,12 +270,16 @@ func (v *Visits) feed(id uint64, s *visit, to io.Writer) {
 	}
 }
 
-// copy sends what comes from a file, as far as the other end takes it.
-func (v *Visits) copy(id uint64, s *visit, from io.Reader) {
+// copy sends what comes from a file, as far as the other end takes it. Several may send for one
+// stream, under the names of theirs.
+func (v *Visits) copy(id uint64, s *visit, from io.Reader, name string) {
 	buffer := make([]byte, frame.StreamPart)
 	for {
 		v.mu.Lock()
 		room := min(s.granted, len(buffer))
+		if s.granted -= room; s.granted > 0 {
+			signal(s.credit) // for another one
+		}
 		v.mu.Unlock()
 		if room <= 0 {
 			select {
@@ -277,13 +291,13 @@ func (v *Visits) copy(id uint64, s *visit, from io.Reader) {
 		}
 		// A read fails with EIO once no process has a terminal open.
 		n, err := from.Read(buffer[:room])
-		if n > 0 {
-			v.mu.Lock()
-			s.granted -= n
-			v.mu.Unlock()
-			if v.send(s, frame.Reply{Type: frame.Bytes, ID: id, Contents: buffer[:n]}) != nil {
-				return
-			}
+		v.mu.Lock()
+		if s.granted += room - n; s.granted > 0 {
+			signal(s.credit)
+		}
+		v.mu.Unlock()
+		if n > 0 && v.send(s, frame.Reply{Type: frame.Bytes, ID: id, Stream: name, Contents: buffer[:n]}) != nil {
+			return
 		}
 		if err != nil {
 			return

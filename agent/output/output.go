@@ -7,6 +7,7 @@
 package output
 
 import (
+	"bytes"
 	"io"
 	"os"
 	"sync"
@@ -28,6 +29,11 @@ const (
 // maxSample is the longest sample, in bytes.
 const maxSample = 200
 
+// Sequences with which a program takes back what it has written, as from a terminal's screen: now
+// (ED of ECMA-48 and xterm, which clear(1) writes), or when it writes more (DECSED, which the driver of
+// Python writes for clear_output(wait=True)).
+var clearNow, clearAll, clearNext = []byte("\x1b[2J"), []byte("\x1b[3J"), []byte("\x1b[?2J")
+
 // Stream is one captured stream.
 type Stream struct {
 	raw  syscall.RawConn
@@ -46,7 +52,13 @@ type Stream struct {
 	line     []byte // the newest line's first bytes
 	newLine  bool   // line has changed since the last Sample
 	overflow func() io.Writer
-	store    io.Writer // the result of overflow
+	store    io.Writer        // the result of overflow
+	again    func() io.Writer // overflow, for after a clear
+
+	rest    []byte // the beginning of a sequence that clears
+	waits   bool   // for more output, which clears
+	cleared bool   // since the last Take
+	taken   int    // bytes of the call that Take returned, cleared ones too
 }
 
 // New returns the Stream of a pipe's read end. The end must be non-blocking.
@@ -84,7 +96,7 @@ func (s *Stream) read(fd, limit int) (int, error) {
 			continue
 		}
 		if n > 0 {
-			s.over.add(s.chunk[:n], s.add)
+			s.take(s.chunk[:n])
 			if s.beyond > 0 || len(s.over.line) > 0 {
 				s.keepLine(s.chunk[:n])
 			}
@@ -109,6 +121,58 @@ func (s *Stream) Drain() {
 			}
 		}
 	})
+}
+
+// take takes what a program wrote, and clears if it says so.
+func (s *Stream) take(p []byte) {
+	if len(s.rest) == 0 && !s.waits && bytes.IndexByte(p, 0x1b) < 0 {
+		s.over.add(p, s.add)
+		return
+	}
+	if len(s.rest) > 0 {
+		p, s.rest = append(s.rest, p...), nil
+	}
+	for len(p) > 0 {
+		at := bytes.IndexByte(p, 0x1b)
+		if at != 0 {
+			if s.waits {
+				s.clear()
+			}
+			if at < 0 {
+				at = len(p)
+			}
+			s.over.add(p[:at], s.add)
+			p = p[at:]
+			continue
+		}
+		switch {
+		case bytes.HasPrefix(p, clearNow), bytes.HasPrefix(p, clearAll):
+			s.clear()
+			p = p[len(clearNow):]
+		case bytes.HasPrefix(p, clearNext):
+			s.waits = true
+			p = p[len(clearNext):]
+		case bytes.HasPrefix(clearNow, p), bytes.HasPrefix(clearAll, p), bytes.HasPrefix(clearNext, p):
+			s.rest = bytes.Clone(p)
+			return
+		default:
+			if s.waits {
+				s.clear()
+			}
+			s.over.add(p[:1], s.add)
+			p = p[1:]
+		}
+	}
+}
+
+// clear forgets what has been written.
+func (s *Stream) clear() {
+	s.over = overwriter{}
+	s.head, s.sent = s.head[:0], 0
+	s.tail, s.ring, s.at, s.beyond = nil, 0, 0, 0
+	s.line, s.newLine = nil, false
+	s.overflow, s.store = s.again, nil
+	s.waits, s.cleared = false, true
 }
 
 func (s *Stream) add(p []byte) {
@@ -194,23 +258,26 @@ func (s *Stream) SetLimit(limit int64) {
 func (s *Stream) Begin(overflow func() io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.overflow, s.store = nil, nil
+	s.overflow, s.store, s.again = nil, nil, overflow
 	if s.beyond <= int64(s.ring) { // otherwise some bytes are lost
 		s.overflow = overflow
 	}
 }
 
-// Take returns the output since the last Take, up to the first half of the limit.
-func (s *Stream) Take() string {
+// Take returns the output since the last Take, and whether the program took back what it wrote before
+// that. It returns no more than half of the limit in a call.
+func (s *Stream) Take() (text string, cleared bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	end := wholeRunes(s.head)
+	end := min(wholeRunes(s.head), s.sent+max(s.half-s.taken, 0))
+	end = wholeRunes(s.head[:max(end, s.sent)])
 	if end <= s.sent {
-		return ""
+		return "", false
 	}
-	text := string(s.head[s.sent:end])
-	s.sent = end
-	return text
+	text, cleared = string(s.head[s.sent:end]), s.cleared
+	s.taken += end - s.sent
+	s.sent, s.cleared = end, false
+	return text, cleared
 }
 
 // Sample returns the beginning of the newest line that is not part of Take, each line once.
@@ -226,6 +293,8 @@ func (s *Stream) Sample() string {
 
 // Rest is the part of a call's output that Take has not returned.
 type Rest struct {
+	// Cleared says that the program took back what Take has returned.
+	Cleared bool
 	Head    string
 	Skipped int64 // bytes left out between Head and Tail
 	Tail    string
@@ -236,10 +305,12 @@ type Rest struct {
 func (s *Stream) End() Rest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.over.add(s.rest, s.add)
 	s.over.flush(s.add)
 	r := Rest{
-		Head:  string(s.head[s.sent:]),
-		Total: int64(len(s.head)) + s.beyond,
+		Cleared: s.cleared,
+		Head:    string(s.head[s.sent:]),
+		Total:   int64(len(s.head)) + s.beyond,
 	}
 	tail := append(append(make([]byte, 0, len(s.tail)), s.tail[s.at:]...), s.tail[:s.at]...)
 	r.Skipped = s.beyond - int64(len(tail))
@@ -258,7 +329,8 @@ func (s *Stream) reset() {
 	s.head, s.sent = s.head[:0], 0
 	s.tail, s.ring, s.at, s.beyond = nil, 0, 0, 0
 	s.line, s.newLine = nil, false
-	s.overflow, s.store = nil, nil
+	s.overflow, s.store, s.again = nil, nil, nil
+	s.rest, s.waits, s.cleared, s.taken = nil, false, false, 0
 	if cap(s.head) > s.half {
 		s.head = nil
 	}

@@ -56,7 +56,8 @@ func TestStream_KeepsBothEnds(t *testing.T) {
 					for i := 0; i < len(text); i += 700 {
 						put(t, s, w, text[i:min(i+700, len(text))])
 						if take {
-							head += s.Take()
+							part, _ := s.Take()
+							head += part
 						}
 					}
 					rest := s.End()
@@ -179,5 +180,66 @@ func BenchmarkRead(b *testing.B) {
 			b.Fatal(err)
 		}
 		s.Drain()
+	}
+}
+
+// What a program takes back is gone, also if it was sent, and more than the limit is not sent.
+func TestStream_TakesBack(t *testing.T) {
+	long := strings.Repeat("x", 3000)
+	for name, test := range map[string]struct {
+		parts []string
+		want  string
+	}{
+		"now":                       {[]string{"frame 1\n", "\x1b[H\x1b[2J", "frame 2\n"}, "frame 2\n"},
+		"now, and no more":          {[]string{"frame 1\n\x1b[2J"}, ""},
+		"in pieces":                 {[]string{"a\x1b", "[", "2", "Jb"}, "b"},
+		"a line that is held":       {[]string{"abc\rx\x1b[2Jyz\n"}, "yz\n"},
+		"when more comes":           {[]string{"a\n\x1b[?2J", "b\n\x1b[?2J", "c\n"}, "c\n"},
+		"when more comes, and none": {[]string{"a\n\x1b[?2J"}, "a\n"},
+		"a sequence is more":        {[]string{"a\x1b[?2J\x1b[31mred"}, "\x1b[31mred"},
+		"more than there is":        {[]string{long, "\x1b[2J", "end"}, "end"},
+		"less than all":             {[]string{"\x1b[2K\x1b[1;2Ha"}, "\x1b[2K\x1b[1;2Ha"},
+		"the beginning of one":      {[]string{"a\x1b[2"}, "a\x1b[2"},
+	} {
+		for _, take := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%v", name, take), func(t *testing.T) {
+				s, w := open(t, 1024)
+				got, sent := "", 0
+				add := func(text string, cleared bool) {
+					if cleared {
+						got = ""
+					}
+					got += text
+					sent += len(text)
+				}
+				stored := 0
+				s.Begin(func() io.Writer { stored++; return io.Discard })
+				for _, part := range test.parts {
+					put(t, s, w, part)
+					if take {
+						add(s.Take())
+					}
+				}
+				rest := s.End()
+				add(rest.Head+rest.Tail, rest.Cleared)
+				if got != test.want || rest.Skipped != 0 || rest.Total != int64(len(test.want)) {
+					t.Errorf("%q, %d skipped of %d; want %q", got, rest.Skipped, rest.Total, test.want)
+				}
+			})
+		}
+	}
+	s, w := open(t, 1024)
+	s.Begin(nil)
+	sent := 0
+	for range 100 {
+		put(t, s, w, "\x1b[2J"+long[:200])
+		text, _ := s.Take()
+		sent += len(text)
+	}
+	if sent > 512 {
+		t.Errorf("%d bytes were sent", sent)
+	}
+	if rest := s.End(); rest.Head != long[:200] || !rest.Cleared {
+		t.Errorf("%+v", rest)
 	}
 }

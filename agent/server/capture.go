@@ -42,6 +42,9 @@ func (e *executor) capture(c *call) *capture {
 			continue
 		}
 		s.Begin(func() io.Writer {
+			if s.archive != nil {
+				s.archive.Close() // of what the code took back
+			}
 			archive, err := e.root.Archive(e.archiveNumber(c), s.name)
 			if err != nil {
 				e.logf("%v", err)
@@ -78,8 +81,8 @@ func (c *capture) drain() {
 func (c *capture) flush() error {
 	c.flushes++
 	for _, s := range c.streams {
-		if text := s.Take(); text != "" {
-			if err := c.out.Write(c.frame(s, text)); err != nil {
+		if text, cleared := s.Take(); text != "" {
+			if err := c.out.Write(c.frame(s, text, cleared)); err != nil {
 				return err
 			}
 		}
@@ -87,7 +90,7 @@ func (c *capture) flush() error {
 			continue
 		}
 		if line := s.Sample(); line != "" {
-			sample := c.frame(s, line)
+			sample := c.frame(s, line, false)
 			sample.Sample = true
 			if err := c.out.Write(sample); err != nil {
 				return err
@@ -108,13 +111,13 @@ func (c *capture) finish() (frames []any, truncated []frame.Truncation) {
 		if rest.Skipped == 0 {
 			rest.Head += rest.Tail
 		}
-		if rest.Head != "" {
-			frames = append(frames, c.frame(s, rest.Head))
+		if rest.Head != "" || rest.Cleared {
+			frames = append(frames, c.frame(s, rest.Head, rest.Cleared))
 		}
 		if rest.Skipped == 0 {
 			continue
 		}
-		tail := c.frame(s, rest.Tail)
+		tail := c.frame(s, rest.Tail, false)
 		tail.Skipped = rest.Skipped
 		frames = append(frames, tail)
 		t := frame.Truncation{Stream: s.name, Total: rest.Total}
@@ -126,6 +129,6 @@ func (c *capture) finish() (frames []any, truncated []frame.Truncation) {
 	return frames, truncated
 }
 
-func (c *capture) frame(s *stream, data string) frame.Reply {
-	return frame.Reply{Type: frame.Output, ID: c.id, Stream: s.name, Data: data}
+func (c *capture) frame(s *stream, data string, cleared bool) frame.Reply {
+	return frame.Reply{Type: frame.Output, ID: c.id, Stream: s.name, Data: data, Cleared: cleared}
 }

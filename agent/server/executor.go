@@ -189,6 +189,10 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	}
 	deadline := attempt.Deadline(time.Duration(c.TimeoutMS) * time.Millisecond)
 	refusal := e.give(ctx, c, deadline)
+	var loose workspace.Loose
+	if !c.Keep {
+		loose = e.root.Loose()
+	}
 	out := e.capture(c)
 	e.busy(c, true)
 	end, err := e.code(ctx, c, out, deadline, refusal)
@@ -214,6 +218,9 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	replies, truncated := out.finish()
 	result.Truncated = truncated
 	result.Files = e.root.Changed()
+	if loose != nil {
+		result.Files = append(result.Files, e.root.Left(loose)...)
+	}
 	if c.Keep {
 		result.State = frame.StateKept
 		if e.lost || e.phase == absent {

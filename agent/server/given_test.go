@@ -37,11 +37,6 @@ func TestGiven_ReachesTheCode(t *testing.T) {
 			variables: "if (data.list[1] !== 2 || data.text !== text || whole !== 1) throw 1; console.log(large); console.log(text)",
 			large:     "9007199254740992", // of the language
 		},
-		"ruby": {
-			stdin: "puts gets; print $stdin.read", none: "p $stdin.read",
-			variables: "raise unless data['list'] == [1, 2] && data['text'] == text && whole.is_a?(Float); puts large; puts text",
-			large:     "9007199254740993",
-		},
 		"bash": {
 			stdin: "read -r line; echo \"$line\"; cat", none: "printf '\"%s\"\\n' \"$(cat)\"",
 			variables: `[[ $data == *'[1,2]'* && $whole == 1.0 ]] || exit 1; printenv large; printf '%s\n' "$text"`,

@@ -87,7 +87,7 @@ func (s *Server) request(req frame.Request) error {
 			return s.out.Write(frame.Reply{Type: frame.Contents, ID: req.ID, Contents: contents, Size: size})
 		}
 		refusal = err
-	case frame.Open, frame.Input, frame.Resize, frame.Credit, frame.Close, frame.Look, frame.Examine:
+	case frame.Open, frame.Input, frame.Resize, frame.Signal, frame.Credit, frame.Close, frame.Look, frame.Examine:
 		return s.beside(req)
 	default:
 		refusal = fmt.Errorf("unknown request %q", req.Type)

@@ -26,6 +26,10 @@ const (
 	// bytes.
 	maxRequestHeader  = 64 << 10
 	maxResponseHeader = 64 << 10
+	// smallHead is how much of a request's head each connection may have in memory, in bytes, and
+	// largeHeads how many requests may have more at a time: 1,000 heads of 50 KB took 214 MB.
+	smallHead  = 8 << 10
+	largeHeads = 128
 	// idleRequests is how long a connection waits for its next request.
 	idleRequests = time.Minute
 )
@@ -66,6 +70,7 @@ func (r *Relay) startHTTP() {
 		ConnState: func(conn net.Conn, state http.ConnState) {
 			if state == http.StateActive || state == http.StateIdle {
 				conn.(*httpConn).c.http.understood.Store(false)
+				conn.(*httpConn).c.http.asked.Store(0)
 			}
 		},
 	}
@@ -96,6 +101,10 @@ type httpState struct {
 	understood atomic.Bool
 	timer      *time.Timer
 	head       head // of the current response
+	// asked is how many bytes of the current request's head came, and isLarge says that it has one of
+	// the places for large ones.
+	asked   atomic.Int64
+	isLarge atomic.Bool
 
 	mu       sync.Mutex
 	upstream *http.Transport
@@ -121,7 +130,34 @@ type httpConn struct {
 func (h *httpConn) Read(b []byte) (int, error) {
 	n, err := h.Conn.Read(b)
 	h.c.http.awake(h.c, n)
+	if !h.c.http.understood.Load() && h.c.http.asked.Add(int64(n)) > smallHead && !h.c.enlarge() {
+		h.Close()
+		return 0, errManyHeads
+	}
 	return n, err
+}
+
+var errManyHeads = errors.New("too many requests have large heads")
+
+// enlarge takes a place for a large head, and reports whether there was one.
+func (c *connection) enlarge() bool {
+	if c.http.isLarge.Load() {
+		return true
+	}
+	select {
+	case c.r.large <- struct{}{}:
+		c.http.isLarge.Store(true)
+		return true
+	default:
+		return false
+	}
+}
+
+// shrink gives the place back when the request has been answered.
+func (c *connection) shrink() {
+	if c.http.isLarge.CompareAndSwap(true, false) {
+		<-c.r.large
+	}
 }
 
 // Write reports a request that net/http refuses by itself, because it is not HTTP.
@@ -144,6 +180,7 @@ func (h *httpConn) Close() error {
 	h.closed.Do(func() {
 		state := h.c.http
 		state.timer.Stop()
+		h.c.shrink()
 		state.mu.Lock()
 		if state.upstream != nil {
 			state.upstream.CloseIdleConnections()
@@ -165,6 +202,7 @@ func (s *httpState) awake(c *connection, n int) {
 func (r *Relay) serveRequest(w http.ResponseWriter, q *http.Request) {
 	c := connectionOf(q)
 	c.http.understood.Store(true)
+	defer c.shrink()
 	refused := c.refusal()
 	if refused == nil {
 		refused = c.refuses(q)

@@ -18,6 +18,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networktest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
 )
 
@@ -392,4 +393,33 @@ func TestHTTP_BoundsTheLinesOfAResponse(t *testing.T) {
 		}
 		s.refusals()
 	}
+}
+
+// Requests with large heads take bounded memory together: of more, connections end, and small requests
+// go on.
+func TestHTTP_BoundsLargeHeads(t *testing.T) {
+	s := start(t, `{"connections":400,"rate":10000}`)
+	serveHTTP(t, server+":80", false, greet)
+	field := "X-Large: " + strings.Repeat("x", 2*smallHead) + "\r\n"
+	var open []net.Conn
+	for range largeHeads + 50 {
+		conn := s.dial("files.example", policy.PortHTTP)
+		_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: files.example\r\n"+field)
+		open = append(open, conn)
+	}
+	patience.Until(t, "the places are taken", func() bool { return len(s.large) == largeHeads })
+	if got := s.talk("files.example", "GET /small HTTP/1.1\r\nHost: files.example\r\n"+last); !strings.Contains(got, "hello files.example /small") {
+		t.Errorf("a small request is answered %q", got)
+	}
+	if got := s.talk("files.example", "GET /large HTTP/1.1\r\nHost: files.example\r\n"+field+last); got != "" {
+		t.Errorf("one large head too many is answered %q", got)
+	}
+	for _, conn := range open {
+		conn.Close()
+	}
+	patience.Until(t, "the places are free", func() bool { return len(s.large) == 0 })
+	if got := s.talk("files.example", "GET /large HTTP/1.1\r\nHost: files.example\r\n"+field+last); !strings.Contains(got, "hello files.example /large") {
+		t.Errorf("a large head is answered %q", got)
+	}
+	patience.Until(t, "its place is free", func() bool { return len(s.large) == 0 })
 }

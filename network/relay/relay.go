@@ -75,6 +75,7 @@ type Relay struct {
 	server  *http.Server
 	proxy   *httputil.ReverseProxy
 	handoff chan net.Conn
+	large   chan struct{} // places for requests with large heads
 
 	issuer  *issuer
 	secrets []string
@@ -99,6 +100,7 @@ func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(
 		pace:    rate.NewLimiter(rate.Limit(accepted), accepted),
 		bytes:   limit.NewBytes(p.Bytes, 2*p.Connections),
 		handoff: make(chan net.Conn),
+		large:   make(chan struct{}, largeHeads),
 		secrets: secrets,
 	}
 	if hosts := p.Read(); len(hosts) > 0 {

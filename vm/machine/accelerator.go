@@ -39,9 +39,14 @@ func (a Accelerator) upLimit() time.Duration {
 	return 110 * time.Second
 }
 
-// LoadLimit is how long an agent may take until its interpreter has loaded.
+// loadFactor is how many times longer an interpreter may take to load than in a jail. It is
+// above [Accelerator.StartFactor], because several emulated machines may share a processor.
+func (a Accelerator) loadFactor() int { return 2 * a.StartFactor() }
+
+// LoadLimit is how long an agent may take until its interpreter has loaded. A server waits
+// as long as its own limit says, which may be shorter.
 func (a Accelerator) LoadLimit() time.Duration {
-	return 10 * time.Second * time.Duration(a.StartFactor())
+	return 10 * time.Second * time.Duration(a.loadFactor())
 }
 
 const kvmDevice = "/dev/kvm"

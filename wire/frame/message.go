@@ -25,9 +25,11 @@ const (
 )
 
 // An agent that runs calls takes them too, as streams beside the calls: Open has an ID, and
-// Terminal or Port, and the others have that ID. Each direction begins with [Window].
+// Terminal, Port or Program with Code, and the others have that ID. Each direction begins with
+// [Window].
 const (
 	Credit = "credit" // ID, Length: as many bytes more may come
+	Signal = "signal" // ID, Length: the number of a signal for the program
 	Close  = "close"  // ID; ends the stream at once
 	// Look asks for the files of the workspace that have changed since the last Look: ID.
 	// Examine asks for the ports on which code listens, and for the memory in use: ID.
@@ -139,6 +141,8 @@ type Request struct {
 	Terminal *Terminal `json:"terminal,omitempty"`
 	// Port is a port of the sandbox's own loopback.
 	Port uint16 `json:"port,omitempty"`
+	// Program has a shell run Code without a terminal.
+	Program *Program `json:"program,omitempty"`
 
 	// Ask numbers the question that a call or called is about, and More says that another
 	// part follows this one. Length is that of the whole answer, in bytes.
@@ -167,6 +171,14 @@ type Terminal struct {
 	Interpreter bool `json:"interpreter,omitempty"`
 }
 
+// Program describes how a shell begins: in the working directory, and with the variables and
+// functions, that the last such shell of the sandbox left. Dir, if it is not empty, is another
+// directory, and Start the directory of the first shell.
+type Program struct {
+	Dir   string `json:"dir,omitempty"`
+	Start string `json:"start,omitempty"`
+}
+
 // long is the field that may be long.
 func (r *Request) long() (string, *string) { return "code", &r.Code }
 
@@ -179,6 +191,8 @@ type Reply struct {
 
 	Stream string `json:"stream,omitempty"`
 	Data   string `json:"data,omitempty"`
+	// Cleared says that the code took back what it wrote to this stream before Data.
+	Cleared bool `json:"cleared,omitempty"`
 	// Skipped is the number of bytes of this stream that were left out just
 	// before Data.
 	Skipped int64 `json:"skipped,omitempty"`
@@ -195,7 +209,8 @@ type Reply struct {
 	Limit *Limit `json:"limit,omitempty"`
 	// Truncated has the streams that were not sent completely.
 	Truncated []Truncation `json:"truncated,omitempty"`
-	// Files are what the call made or changed under /workspace/outputs.
+	// Files are what the call made or changed under /workspace/outputs and, if it has no session,
+	// directly in /workspace and in /tmp.
 	Files []File `json:"files,omitempty"`
 
 	Contents []byte `json:"contents,omitempty"`
@@ -236,6 +251,6 @@ type Truncation struct {
 type File struct {
 	Path string `json:"path"` // absolute
 	Size int64  `json:"size"` // bytes
-	// Linked says that the file has a name elsewhere in the workspace too.
+	// Linked says that the file has a name elsewhere in the workspace too, or is not in outputs.
 	Linked bool `json:"linked,omitempty"`
 }

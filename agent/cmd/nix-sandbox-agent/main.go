@@ -72,6 +72,8 @@ func work() {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fail(fmt.Errorf("make the agent undumpable: %w", err))
 	}
+	// The files of code do not depend on the server's umask.
+	unix.Umask(0o022)
 	// There may be hundreds of agents: they take a small heap and few threads.
 	debug.SetGCPercent(25)
 	runtime.GOMAXPROCS(1)
