@@ -20,7 +20,9 @@ func addDesk(options *service.Options, server *service.Server, book *ask.Book, w
 		calls = watch.New(server.Environments)
 	}
 	options.Tool.Observers = append(options.Tool.Observers, calls)
-	visits := visit.New(server.Base.Session.Forward)
+	visits := visit.New(visit.Options{
+		Forward: server.Base.Session.Forward, Project: options.Host.Project, Environments: server.Environments.Now,
+	})
 	options.Layers = append(options.Layers, service.Layer{Session: visits, OnSessions: func(sessions *session.Manager) {
 		visits.SetSessions(sessions)
 		calls.SetSessions(sessions.List)

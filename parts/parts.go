@@ -106,7 +106,7 @@ var addTools = func(*service.Options, *service.Server) error { return nil }
 // patches saves the changes of sessions in a project that is an overlay. It returns nil for a
 // project of another mode, and if the changes cannot be saved.
 func patches(settings config.Config, log *slog.Logger) *changes.Store {
-	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay {
+	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay && settings.ProjectMode != config.Write {
 		return nil
 	}
 	folder := config.ChangesFolder(os.Getenv)

@@ -24,6 +24,7 @@ func Host(r *http.Request) (host string, isUnix bool) {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
+	host = strings.TrimSuffix(host, ".") // of a name that is absolute
 	return host, local != nil && local.Network() == "unix"
 }
 

@@ -16,8 +16,8 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )

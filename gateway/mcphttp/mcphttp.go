@@ -21,9 +21,9 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/local"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 

@@ -20,8 +20,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"

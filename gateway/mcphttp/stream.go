@@ -11,7 +11,7 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 

@@ -201,6 +201,7 @@ func AddLine(path, line string) error {
 func parseTokens(text []byte) (*knownTokens, error) {
 	known := &knownTokens{map[[sha256.Size]byte]string{}, map[string]string{}}
 	number := 0
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // of an editor
 	for line := range bytes.Lines(text) {
 		number++
 		fields := strings.Fields(string(line))

@@ -41,6 +41,9 @@ func word(c call.Call, m call.Matter) call.Question {
 		where += fmt.Sprintf(", session %s", c.Session)
 	}
 	subject := Quote(m.Name)
+	if m.Kind == call.ToHost {
+		subject = inLines(m.Name, maxQuoted) // a line could end where the name of another host begins
+	}
 	if m.Arguments != "" {
 		subject += "\nwith\n" + quoteArguments(m.Arguments)
 	}
@@ -92,13 +95,16 @@ func quoteArguments(object string) string {
 	return strings.Join(all, "\n")
 }
 
-func lines(text string) string {
+func lines(text string) string { return inLines(text, quotedColumns) }
+
+// inLines quotes a text on lines of at most so many bytes.
+func inLines(text string, columns int) string {
 	quoted := "> "
 	for column := 0; text != ""; {
 		_, size := utf8.DecodeRuneInString(text)
 		shown := hostile.Escape(text[:size], func(r rune) bool { return r == utf8.RuneError || isRightToLeft(r) })
 		text = text[size:]
-		if column += len(shown); column > quotedColumns {
+		if column += len(shown); column > columns {
 			quoted += "\n> "
 			column = len(shown)
 		}

@@ -4,8 +4,8 @@
 //
 // A connection is one question: a frame of package frame with the verb and its arguments, and then
 // the frames that the verb and the client agree on. Only processes of the server's own user get an
-// answer, and only those in its PID namespace: code in a sandbox is not. The number of connections, the size of each frame and the wait for the first one are
-// bounded.
+// answer, and only those in its PID namespace: code in a sandbox is not. The number of connections, the size of each frame and the
+// wait for the first one are bounded, and how long a client may leave an answer unread.
 package desk
 
 import (
@@ -27,7 +27,7 @@ import (
 
 const (
 	// maxConns bounds the connections, maxFrame a frame of a client, in bytes, and askTimeout the
-	// wait for its first one. writeTimeout is how long a client may leave a frame unread.
+	// wait for its first one. writeTimeout is how long a client may leave an answer unread.
 	maxConns     = 128
 	maxFrame     = 1 << 20
 	askTimeout   = 5 * time.Second
@@ -45,10 +45,11 @@ type Verb struct {
 
 // Conn is a question of a client.
 type Conn struct {
-	args   json.RawMessage
-	conn   *net.UnixConn
-	reader *frame.Reader
-	writer *frame.Writer
+	args    json.RawMessage
+	conn    *net.UnixConn
+	reader  *frame.Reader
+	writer  *frame.Writer
+	patient bool
 }
 
 // question is the first frame of a client.
@@ -78,8 +79,14 @@ func (c *Conn) Read(v any) error { return c.reader.Read(v) }
 // Write sends a frame. It may be called at the same time as Read and itself.
 func (c *Conn) Write(result any) error { return c.send(answer{Result: result}) }
 
+// Patient has Write wait until the client reads, for streams that the user may stop, such as into a
+// pager. It is called before the first Write. The wait ends with the client and with the server.
+func (c *Conn) Patient() { c.patient = true }
+
 func (c *Conn) send(a answer) error {
-	_ = c.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if !c.patient {
+		_ = c.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	}
 	return c.writer.Write(a)
 }
 

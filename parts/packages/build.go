@@ -268,6 +268,9 @@ func (e *Executor) order(env registry.Environment, key string) error {
 		return errors.New("this server has no builder")
 	}
 	folder := filepath.Join(e.Folder, key)
+	if _, err := os.Lstat(folder); err != nil && isCrowded(e.Folder) {
+		return fmt.Errorf("%d other environments with packages were asked for in the last day, and are not built: wait for them, or have the user remove them with nix-sandbox-mcp packages --remove", maxPending)
+	}
 	request, err := json.Marshal(Request{Base: env.Base, Recipe: recipe(env), Packages: env.Added})
 	if err != nil {
 		return err

@@ -34,8 +34,13 @@ const (
 	FailedFile = "failed"
 )
 
-// maxEntries bounds the environments with packages that are read.
-const maxEntries = 1000
+const (
+	// maxEntries bounds the environments with packages that are read: more than the builder keeps.
+	maxEntries = 20_000
+	// maxPending bounds those that are asked for and not built. They are there for a day, also if
+	// the calls that asked have been cancelled.
+	maxPending = 200
+)
 
 // validKey matches the names of such folders.
 var validKey = lazyregexp.New(`^[0-9a-f]{64}$`)
@@ -94,6 +99,20 @@ func Keys(folder string) []string {
 	}
 	slices.Sort(keys)
 	return keys
+}
+
+// isCrowded reports whether as many environments are asked for and not built as there may be.
+func isCrowded(folder string) bool {
+	pending := 0
+	for _, key := range Keys(folder) {
+		if _, err := os.Lstat(filepath.Join(folder, key, ResultLink)); err == nil {
+			continue
+		}
+		if pending++; pending >= maxPending {
+			return true
+		}
+	}
+	return false
 }
 
 // Remove removes the build with a key. The folder disappears as a whole, because a call may

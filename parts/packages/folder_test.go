@@ -96,3 +96,33 @@ func TestExpire_LeavesOthersTheirs(t *testing.T) {
 		t.Errorf("the one used last: %s", diff)
 	}
 }
+
+// Calls that ask for packages and are cancelled leave a bounded number of folders, and hide none of
+// those that are built.
+func TestPending_IsBounded(t *testing.T) {
+	folder := t.TempDir()
+	key := func(n int) string { return fmt.Sprintf("%064x", n) }
+	for n := range 3000 {
+		must.Do(t, os.Mkdir(filepath.Join(folder, key(n)), 0o700))
+		if n >= maxPending-1 {
+			must.Do(t, os.Symlink("/nowhere", filepath.Join(folder, key(n), ResultLink)))
+		}
+	}
+	if n := len(Keys(folder)); n != 3000 {
+		t.Errorf("%d keys", n)
+	}
+	if isCrowded(folder) {
+		t.Error("one more cannot be asked for")
+	}
+	env := registry.Environment{OnDemand: &registry.OnDemand{}}
+	e := NewExecutor(nil, Options{Folder: folder, Ask: func(string) error { return nil }})
+	if err := e.order(env, key(5000)); err != nil {
+		t.Error(err)
+	}
+	if err := e.order(env, key(5001)); err == nil || !strings.Contains(err.Error(), "200 other environments") {
+		t.Errorf("beyond the bound: %v", err)
+	}
+	if err := e.order(env, key(1)); err != nil {
+		t.Errorf("one that was asked for already: %v", err)
+	}
+}

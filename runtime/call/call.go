@@ -43,8 +43,9 @@ type Call struct {
 	Ticket *Ticket
 	// Progress shows the call while it runs, or is nil if nothing shows it.
 	Progress *sandbox.Progress
-	// Ask, if it is not nil, answers what the code asks the server: see [sandbox.Request].
-	Ask func(ctx context.Context, question []byte) (answer []byte)
+	// Ask and Hold, if they are not nil, answer what the code asks the server: see [sandbox.Request].
+	Ask  func(ctx context.Context, question []byte) (answer []byte)
+	Hold func(bytes int64) (release func(), err error)
 	// Client asks the user by the client that made the call. It is nil if that cannot.
 	Client Way
 	// User is whom parts of the server ask for the call. It is nil if they ask no one.

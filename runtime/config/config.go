@@ -31,6 +31,10 @@ const (
 // away with the sandbox.
 const Overlay = "overlay"
 
+// Write is the value of PROJECT_MODE for an overlay whose changes are written into the project, as
+// far as its policy allows.
+const Write = "write"
+
 // Bounds of the settings.
 const (
 	maxSeconds  = 365 * 24 * 3600

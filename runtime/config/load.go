@@ -53,10 +53,10 @@ func (c Config) Shown() (folders []string) {
 	return folders
 }
 
-// Inherited returns the variables of this process that code is to have.
-func Inherited(set *registry.Set) map[string]string {
+// Inherited returns the variables of this process that code is to have, by their names.
+func Inherited(names ...string) map[string]string {
 	variables := map[string]string{}
-	for _, name := range set.Project.Inherit {
+	for _, name := range names {
 		if value, ok := os.LookupEnv(name); ok {
 			variables[name] = value
 		}

@@ -160,7 +160,7 @@ func TestPanics_EndNoServer(t *testing.T) {
 			named := filepath.Join(dir, strings.ReplaceAll(p.name, "/", "-"))
 			must.Do(t, os.Link(program, named))
 			run := func(t *testing.T, env ...string) (crash []byte, out string) {
-				cmd := exec.Command(named, "-test.timeout=60s")
+				cmd := exec.Command(named, "-test.timeout=3m")
 				cmd.Dir = folder
 				cmd.Env = append(os.Environ(), env...)
 				text, err := cmd.CombinedOutput()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
@@ -37,6 +38,9 @@ type Environment struct {
 	OutputBytes int64 `json:"-"`
 	// Prewarm is how many sandboxes shall be ready before a call comes.
 	Prewarm int `json:"-"`
+	// Inherit names the variables of the server's environment that its code gets, beside those that
+	// all get.
+	Inherit []string `json:"inherit_env"`
 	// Network lists the reachable hosts, or is nil if there are none.
 	Network *Network `json:"network,omitempty"`
 	// Reports says that the artifact's programs report how they isolate a sandbox,
@@ -52,6 +56,9 @@ type Environment struct {
 	OverheadPIDs int64 `json:"-"`
 	// Closure identifies the contents, or is "" if the builder did not say.
 	Closure string `json:"closure"`
+	// Programs is the folder of the programs that its packages have, or "" if the builder did not
+	// say.
+	Programs string `json:"programs,omitempty"`
 	// Needs is equal for environments with the same requirements on a machine, or "" if the builder
 	// did not say.
 	Needs string `json:"needs"`
@@ -102,6 +109,11 @@ func (e Environment) Secrets() []string {
 		return e.Reads
 	}
 	return slices.Concat(e.Reads, e.Network.Secrets)
+}
+
+// HasProgram reports whether a package of the environment has a program of that name.
+func (e Environment) HasProgram(name string) bool {
+	return e.Programs != "" && !strings.Contains(name, "/") && executable(filepath.Join(e.Programs, name)) == nil
 }
 
 // ValidName matches names of environments.

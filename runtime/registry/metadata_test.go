@@ -127,7 +127,7 @@ func TestDefaults(t *testing.T) {
 	want := Environment{
 		Name: "a", Backend: "jail", InterpreterType: "command",
 		Timeout: 30 * time.Second, MaxTimeout: 30 * time.Second, AskWithin: 5 * time.Minute, MemoryMB: 512, PIDs: 256, OutputBytes: 32 << 10, Prewarm: 1,
-		Exec: run, SessionExec: run, Origin: "NIX_SANDBOX_METADATA",
+		Inherit: []string{}, Exec: run, SessionExec: run, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, set.Environments["a"]); diff != "" {
 		t.Error(diff)
@@ -137,7 +137,7 @@ func TestDefaults(t *testing.T) {
 func TestEveryField(t *testing.T) {
 	fields := entry(t, map[string]any{
 		"name": "a", "interpreter_type": "python", "interpreter": "python3 -c", "stdin_mode": "arg",
-		"ask_seconds": 7, "timeout_seconds": 2.5, "max_timeout_seconds": 60, "memory_mb": 64, "cpus": 1.5, "pids": 10, "workspace_mb": 5, "output_kb": 8,
+		"ask_seconds": 7, "inherit_env": []string{"C"}, "timeout_seconds": 2.5, "max_timeout_seconds": 60, "memory_mb": 64, "cpus": 1.5, "pids": 10, "workspace_mb": 5, "output_kb": 8,
 		"prewarm": 3, "description": "d", "network": map[string]any{"mode": "none"}, "closure": "c", "needs": "n",
 		"of_a_newer_builder": []int{1},
 	})
@@ -157,7 +157,7 @@ func TestEveryField(t *testing.T) {
 	got := set.Environments["a"]
 	want := Environment{
 		Name: "a", Description: "d", Backend: "jail", InterpreterType: "python", Closure: "c", Needs: "n",
-		AskWithin: 7 * time.Second, Timeout: 2500 * time.Millisecond, MaxTimeout: time.Minute, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10, Prewarm: 3,
+		AskWithin: 7 * time.Second, Timeout: 2500 * time.Millisecond, MaxTimeout: time.Minute, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10, Inherit: []string{"C"}, Prewarm: 3,
 		Exec: got.Exec, SessionExec: got.Exec, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -96,6 +97,8 @@ type Layered interface {
 	// even after the sandbox has ended. Upper returns nil if the artifact does not support it;
 	// for a sandbox also if [Spec.Upper] was not set, and on the second call.
 	Upper() *os.File
+	// Refresh has the sandboxes see what others have changed in the project itself since they saw it.
+	Refresh()
 }
 
 // Pooled is a sandbox that can wait for its first call.
@@ -182,16 +185,23 @@ type HostFolders struct {
 type Project struct {
 	Dir   string // on the host
 	Mount string // in the sandbox
-	Mode  string // readonly or overlay
+	Mode  string // readonly, overlay or write
 }
 
 // IsOverlay reports whether code may write to a layer over the project.
-func (p Project) IsOverlay() bool { return p.Dir != "" && p.Mode == "overlay" }
+func (p Project) IsOverlay() bool { return p.Dir != "" && (p.Mode == "overlay" || p.Writes()) }
+
+// Writes reports whether changes in that layer are written into the project too, by the server.
+func (p Project) Writes() bool { return p.Mode == "write" }
 
 // Environ returns the variables that tell an artifact's program about the folders.
 func (f HostFolders) Environ() (variables []string) {
 	if p := f.Project; p.Dir != "" {
-		variables = []string{"PROJECT_DIR=" + p.Dir, "PROJECT_MOUNT=" + p.Mount, "PROJECT_MODE=" + p.Mode}
+		mode := p.Mode
+		if p.Writes() {
+			mode = "overlay" // for the sandbox
+		}
+		variables = []string{"PROJECT_DIR=" + p.Dir, "PROJECT_MOUNT=" + p.Mount, "PROJECT_MODE=" + mode}
 	}
 	if f.Inbox != "" {
 		variables = append(variables, "NIX_SANDBOX_INBOX="+f.Inbox)
@@ -239,6 +249,9 @@ type Request struct {
 	// Ask answers what the code asks the server while it runs. It is called by several
 	// goroutines at a time, and ctx ends with the run. It may be nil, which refuses.
 	Ask func(ctx context.Context, question []byte) (answer []byte)
+	// Hold, if it is not nil, charges whoever made the call for the bytes of an answer that waits, until
+	// release is called. After an error the code gets another answer.
+	Hold func(bytes int64) (release func(), err error)
 	// Host asks the user whether the code may connect to a host that the policy has asked about, and
 	// returns why not, or "". It is called by several goroutines at a time. Nil refuses.
 	Host func(ctx context.Context, name string, port int) event.Reason
@@ -301,12 +314,29 @@ type Stored struct {
 	All bool
 }
 
-// File is a file under /workspace.
+const (
+	// WorkspaceFolder has the files that can be read, and outputs those that are meant for the user.
+	WorkspaceFolder = "/workspace/"
+	outputs         = WorkspaceFolder + "outputs/"
+)
+
+// Name is the path of a file as the user knows it.
+func (f File) Name() string {
+	return strings.TrimPrefix(strings.TrimPrefix(f.Path, outputs), WorkspaceFolder)
+}
+
+// Readable reports whether the file can be read, and not only named: it is in outputs, or directly in
+// the workspace.
+func (f File) Readable() bool {
+	name, found := strings.CutPrefix(f.Path, WorkspaceFolder)
+	return strings.HasPrefix(f.Path, outputs) || found && !strings.Contains(name, "/") && f.Path+"/" != outputs
+}
+
+// File is a file that code wrote.
 type File struct {
 	Path string // absolute and valid UTF-8; any other character may be in it
 	Size int64  // bytes
-	// Linked says that the file has another name too: it was written elsewhere in the workspace, and
-	// an interpreter shows it.
+	// Linked says that the file was written elsewhere than in outputs, and may have a name there too.
 	Linked bool
 	// Unshown says why an image is not in Content, or is "".
 	Unshown Unshown

@@ -10,9 +10,8 @@ import (
 // Visitable is a sandbox that the user can enter beside its calls.
 type Visitable interface {
 	Sandbox
-	// Open opens a stream: to a program on a terminal of its own, or else to a port of the
-	// sandbox's own loopback. The caller closes it.
-	Open(ctx context.Context, terminal *frame.Terminal, port uint16) (Stream, error)
+	// Open opens a stream to what a request with the type [frame.Open] names. The caller closes it.
+	Open(ctx context.Context, to frame.Request) (Stream, error)
 	// Look returns the files of the workspace that have changed since the last Look, the first of
 	// them by their absolute paths. The first Look is empty.
 	Look(ctx context.Context) (paths []string, count int, err error)
@@ -28,7 +27,12 @@ type Stream interface {
 	io.ReadWriteCloser
 	// CloseWrite ends the input.
 	CloseWrite() error
+	// Next is Read for a stream with several outputs: stream is [frame.Stdout], [frame.Stderr], or
+	// "" for the only one.
+	Next(p []byte) (n int, stream string, err error)
 	Resize(frame.Terminal) error
+	// Signal sends a signal to a program without a terminal.
+	Signal(number int) error
 	// ExitCode is the exit status of the program after the end of Read.
 	ExitCode() int
 }

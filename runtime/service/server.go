@@ -147,7 +147,7 @@ func (s *Server) Start() (*Options, error) {
 		Tool:       tool.Options{Environments: s.Environments, SharedFiles: s.Base.Session.SharedFiles, Log: s.Log},
 		Host:       s.Settings.HostFolders(),
 		InboxMount: s.Base.InboxMount,
-		Variables:  config.Inherited(s.Base),
+		Variables:  config.Inherited(s.Base.Project.Inherit...),
 		Version:    command.Version(),
 		AfterFirst: func() { close(s.answered) },
 		Log:        s.Log,

@@ -7,6 +7,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -91,14 +92,18 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o *Options) error {
 	defer a.Stop()
 	transport := mcpstdio.New(a.Handler, a.Begin)
 	served := make(chan error, 1)
+	messages, gone := watch(in, out)
 	go func() {
 		defer guard.Recover(func(err error) { served <- err })
-		served <- transport.Serve(ctx, in, out)
+		served <- transport.Serve(ctx, messages, out)
 	}()
 	select {
 	case err := <-served:
 		a.End()
 		return err
+	case <-gone:
+		a.End()
+		return nil
 	case <-ctx.Done():
 		// The end of all sandboxes answers the calls that run.
 		a.End()
@@ -207,7 +212,7 @@ func (a *Assembly) End() {
 
 // project returns the host's folders, for the tool's description.
 func (o *Options) project() tool.Project {
-	project := tool.Project{Mount: o.Host.Project.Mount, Overlaid: o.Host.Project.Mode == config.Overlay}
+	project := tool.Project{Mount: o.Host.Project.Mount, Overlaid: o.Host.Project.IsOverlay()}
 	if o.Host.Inbox != "" {
 		project.Inbox = o.InboxMount
 	}
@@ -216,12 +221,17 @@ func (o *Options) project() tool.Project {
 
 // Spec returns the specification of an environment's sandboxes.
 func (o *Options) Spec(env registry.Environment) sandbox.Spec {
+	variables := o.Variables
+	if len(env.Inherit) > 0 {
+		variables = config.Inherited(env.Inherit...)
+		maps.Copy(variables, o.Variables)
+	}
 	return sandbox.Spec{
 		Name:        env.Name,
 		Exec:        env.SessionExec,
 		OutputBytes: env.OutputBytes,
 		Limits:      sandbox.Limits{Memory: env.MemoryMB << 20, Tasks: int(env.PIDs), CPUs: env.CPUs},
-		Variables:   o.Variables,
+		Variables:   variables,
 		Host:        o.Host,
 		Network:     env.Network != nil,
 		Asks:        env.Network != nil && len(env.Network.Ask) > 0,
@@ -235,7 +245,7 @@ func (o *Options) Spec(env registry.Environment) sandbox.Spec {
 // waits reports whether sandboxes may wait for calls. If the files beneath a layer change, its own
 // are undefined (Documentation/filesystems/overlayfs.rst of the kernel), so no sandbox waits above a
 // project.
-func (o *Options) waits() bool { return o.Host.Project.Mode != config.Overlay }
+func (o *Options) waits() bool { return !o.Host.Project.IsOverlay() }
 
 // keepWarm has the pool keep sandboxes of all environments that ask for that, also if these
 // change, until the returned function is called.

@@ -33,7 +33,7 @@ var imageTypes = map[string]string{
 func readImages(ctx context.Context, box sandbox.Sandbox, files []sandbox.File) {
 	var order []*sandbox.File
 	for i := range files {
-		if imageTypes[strings.ToLower(path.Ext(files[i].Path))] != "" && files[i].Size > 0 {
+		if imageTypes[strings.ToLower(path.Ext(files[i].Path))] != "" && files[i].Size > 0 && files[i].Readable() {
 			order = append(order, &files[i])
 		}
 	}

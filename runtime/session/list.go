@@ -65,6 +65,21 @@ func (m *Manager) Environments(key call.Key) []registry.Environment {
 	return all
 }
 
+// Beside says that a program begins in the sandbox of a live session's environment, beside its calls.
+// The caller calls done when that has ended.
+func (m *Manager) Beside(key call.Key, env string) (done func(context.Context) (remarks []string)) {
+	m.mu.Lock()
+	var one *member
+	if s := m.sessions[key]; s != nil {
+		one = s.members[env]
+	}
+	m.mu.Unlock()
+	if one == nil {
+		return func(context.Context) []string { return nil }
+	}
+	return one.Beside()
+}
+
 // Visit returns the sandbox of a live session's environment, by default that of the last call,
 // and the environment. It does not wait for the session's calls. Until leave is
 // called, the session neither ends nor is suspended because it is idle. If there is no such

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -25,7 +26,7 @@ type CallFiles interface {
 }
 
 // OneShot returns an Executor that starts a sandbox for each call and ends it afterwards.
-// Files that the call wrote to /workspace/outputs go to keeper, which may be nil.
+// Files that the call left in the workspace go to keeper, which may be nil.
 func OneShot(starter sandbox.Starter, spec SpecFunc, keeper CallFiles) call.Executor {
 	return &oneShot{starter, spec, keeper}
 }
@@ -46,7 +47,11 @@ func (o *oneShot) Answer(ctx context.Context, c call.Call) (call.Result, error) 
 	result := call.Result{Result: ran}
 	// The answer of a cancelled call is not read.
 	if err == nil && o.keeper != nil && ctx.Err() == nil {
-		result.Notes = o.keeper.Keep(ctx, c.Principal, box, result.Files)
+		readable := len(result.Files)
+		if i := slices.IndexFunc(result.Files, func(f sandbox.File) bool { return !f.Readable() }); i >= 0 {
+			readable = i
+		}
+		result.Notes = o.keeper.Keep(ctx, c.Principal, box, result.Files[:readable])
 	}
 	return result, err
 }
@@ -55,7 +60,7 @@ func (o *oneShot) Answer(ctx context.Context, c call.Call) (call.Result, error) 
 // request.
 func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, request sandbox.Request) (sandbox.Result, error) {
 	request.Code, request.Given, request.Timeout, request.Progress = c.Code, c.Given, c.TimeLimit(), c.Progress
-	request.Ask = c.Ask
+	request.Ask, request.Hold = c.Ask, c.Hold
 	if c.User != nil {
 		c.User.Serve(&request)
 	}

@@ -47,6 +47,9 @@ type Member interface {
 	// written, or nil. The session's next call waits for it. If the server is ending,
 	// suspension may follow.
 	Settle(ending bool) []func()
+	// Beside is called when a program begins in the sandbox beside its calls, and done when that has
+	// ended, which returns remarks for whoever began it. Several may run at once, at any time.
+	Beside() (done func(ctx context.Context) (remarks []string))
 	// CanSuspend reports whether Suspend is worth trying.
 	CanSuspend() bool
 	// Suspend writes the session to disk, from where a later Start can resume it, and
@@ -69,6 +72,10 @@ func (p plain) Call(ctx context.Context, c call.Call, request sandbox.Request) (
 }
 
 func (plain) Settle(bool) []func() { return nil }
+
+func (plain) Beside() (done func(context.Context) []string) {
+	return func(context.Context) []string { return nil }
+}
 
 func (plain) CanSuspend() bool { return false }
 

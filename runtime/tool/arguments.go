@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -100,8 +101,16 @@ func (l listing) environment(name string, live []registry.Environment) (env regi
 	if at := slices.IndexFunc(live, func(env registry.Environment) bool { return env.Name == name }); at >= 0 {
 		return live[at], true, nil
 	}
-	env, ok = l.Environment(name)
-	return env, ok, nil
+	if env, ok = l.Environment(name); ok {
+		return env, ok, nil
+	}
+	// While it was built it may have been announced by the last word of its reference, such as default.
+	for _, other := range l.Names() {
+		if env, ok = l.Environment(other); ok && filepath.Base(filepath.Dir(env.Origin)) == name {
+			return env, true, nil
+		}
+	}
+	return registry.Environment{}, false, nil
 }
 
 // timeout is the name of an argument that only some servers have.

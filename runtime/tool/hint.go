@@ -27,6 +27,7 @@ var (
 	noNetwork    = lazyregexp.New(`Name or service not known|[Nn]ame resolution|(?i:could not resolve|unable to resolve) host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
 	noWriting    = lazyregexp.New(`(?i)read-only file system`)
 	noFile       = lazyregexp.New(`(?m)^.*(?:No such file or directory|ENOENT).*$`)
+	noOutputs    = lazyregexp.New(`(?:No such file or directory|ENOENT|non-existent directory)[^\n]*['" ](?:\./)?outputs(?:['"/\n]|$)|['" ](?:\./)?outputs['"/:][^\n]*(?:No such file or|Not a) directory`)
 	noSpace      = lazyregexp.New(`No space left on device|ENOSPC`)
 	noMemory     = lazyregexp.New(`MemoryError|Cannot allocate memory|ENOMEM|bad_alloc|(?i:out of memory|allocation fail|failed to allocate memory)`)
 	noProcess    = lazyregexp.New(`(?i:fork|spawn|thread)[^\n]*(?:Resource temporarily unavailable|EAGAIN)|can't (?:start|create) new thread|can't create Thread|(?m)fork\(.*\n.*\n.*Resource temporarily unavailable`)
@@ -136,6 +137,9 @@ func (l listing) advice(a answer) string {
 			return stateless
 		}
 		return ""
+	}
+	if noOutputs.MatchString(problem) { // code has gone to the project
+		return "files for the user go to /workspace/outputs: use that path"
 	}
 	switch found := noFile.FindString(problem); {
 	case found != "" && len(l.Project.mounts()) > 0:
@@ -288,6 +292,11 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 	}
 	if text := l.offer(env, command, false); text != "" {
 		return text
+	}
+	for _, other := range l.those(func(other registry.Environment) bool { return other.HasProgram(command) }) {
+		if other.Name != env.BaseName() {
+			return fmt.Sprintf("this env does not have it: use env %q, which does", other.Name)
+		}
 	}
 	return notInstalled(env)
 }

@@ -1,6 +1,8 @@
 package tool
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +10,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
@@ -30,7 +33,10 @@ func coded(env registry.Environment, code, stderr string) answer {
 
 func TestHint(t *testing.T) {
 	set := described()
-	set.Environments["data"] = speaking("data", "python", "Python with NumPy, pandas, SciPy.")
+	data := speaking("data", "python", "Python with NumPy, pandas, SciPy.")
+	data.Programs = t.TempDir()
+	must.Do(t, os.WriteFile(filepath.Join(data.Programs, "pytest"), nil, 0o700))
+	set.Environments["data"] = data
 	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: "command", Timeout: 90 * time.Second}
 	python, lua := speaking("python", "python", "Python 3"), set.Environments["lua"]
 	set.Environments["python"] = python
@@ -83,8 +89,14 @@ func TestHint(t *testing.T) {
 		"a file in a session, no project":    {plain, failure(python, "s", noFile+"'x.csv'"), ""},
 		"a file in a session, with an inbox": {withInbox, failure(python, "s", noFile+"'x.csv'"), "the user's files are under /code and /inbox"},
 		"a file of the inbox":                {withInbox, failure(python, "s", noFile+"'/inbox/x.csv'"), ""},
+		"outputs beside the project":         {withProject, failure(python, "s", noFile+"'outputs/a.csv'"), "files for the user go to /workspace/outputs: use that path"},
+		"outputs for a library":              {withProject, failure(python, "s", "OSError: Cannot save file into a non-existent directory: 'outputs'"), "files for the user go to /workspace/outputs: use that path"},
+		"outputs for a program":              {withProject, failure(set.Environments["bash"], "s", "cp: cannot create regular file 'outputs/': Not a directory"), "files for the user go to /workspace/outputs: use that path"},
+		"outputs for a shell":                {withProject, failure(set.Environments["bash"], "s", "bash: line 1: outputs/a.csv: No such file or directory"), "files for the user go to /workspace/outputs: use that path"},
+		"outputs of another name":            {withProject, failure(python, "s", noFile+"'my outputs.csv'"), "the user's files are under /code"},
 		"a file in a session, with project":  {withProject, failure(python, "s", noFile+"'x.csv'"), "the user's files are under /code"},
 		"a program that Python starts":       {plain, failure(python, "", noProgram+"'git'"), nothingInstalled},
+		"a program of another env":           {plain, failure(set.Environments["bash"], "", "bash: line 1: pytest: command not found"), `this env does not have it: use env "data", which does`},
 		"one of another language":            {plain, failure(set.Environments["bash"], "", noProgram+"'python3'"), `this env does not have it: use env "data" for such code`},
 		"one in no folder of programs":       {plain, failure(python, "s", noProgram+"'./run'"), ""},
 		"a program that Node.js starts":      {plain, failure(set.Environments["node"], "", "Error: spawn git ENOENT\n    at ChildProcess._handle.onexit"), nothingInstalled},

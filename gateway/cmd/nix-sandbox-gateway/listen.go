@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -256,21 +257,60 @@ func listenUnix(path string) (net.Listener, error) {
 			Hint:    "use an absolute path, such as unix:/run/nix-sandbox-mcp/socket",
 		}
 	}
-	listener, err := net.Listen("unix", path)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		if removeOldSocket(path) {
-			listener, err = net.Listen("unix", path)
-		}
+	listener, err := bind(path)
+	if errors.Is(err, syscall.EADDRINUSE) && removeOldSocket(path) {
+		listener, err = bind(path)
 	}
 	if err != nil {
 		return nil, cannotListen("unix:"+path, err)
 	}
-	// A group may be given the socket; others may not connect.
-	if err := os.Chmod(path, 0o660); err != nil {
-		listener.Close()
-		return nil, cannotListen("unix:"+path, err)
-	}
 	return listener, nil
+}
+
+// bind listens at a path that does not exist. The socket has its mode before it has its name there, so
+// that others never can connect; a group may be given it.
+func bind(path string) (net.Listener, error) {
+	folder, err := os.MkdirTemp(filepath.Dir(path), ".socket") // of this user alone
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(folder)
+	opened, err := os.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer opened.Close()
+	// A longer path than the one that the user gave could be too long (unix(7)).
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/s", opened.Fd()), Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	hidden := filepath.Join(folder, "s")
+	listener.SetUnlinkOnClose(false) // the name is another one
+	if err = os.Chmod(hidden, 0o660); err == nil {
+		// In contrast to rename(2), it replaces nothing.
+		if err = os.Link(hidden, path); errors.Is(err, fs.ErrExist) {
+			err = syscall.EADDRINUSE
+		}
+	}
+	if err != nil {
+		listener.Close()
+		return nil, err
+	}
+	return &named{listener, path}, nil
+}
+
+// named is a listener whose socket is removed when it is closed.
+type named struct {
+	*net.UnixListener
+	path string
+}
+
+func (n *named) Addr() net.Addr { return &net.UnixAddr{Name: n.path, Net: "unix"} }
+
+func (n *named) Close() error {
+	_ = os.Remove(n.path)
+	return n.UnixListener.Close()
 }
 
 // removeOldSocket removes a socket without a listener, and reports whether it did. Other files

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
@@ -34,4 +37,46 @@ func TestListenUnix_ReplacesOnlySockets(t *testing.T) {
 	old.SetUnlinkOnClose(false)
 	must.Do(t, old.Close())
 	must.Do(t, must.Get(listenUnix(path))(t).Close())
+}
+
+// A socket has its mode from the moment at which it has its name.
+func TestListenUnix_ModeComesFirst(t *testing.T) {
+	path := filepath.Join(t.TempDir(), strings.Repeat("s", 20))
+	end := make(chan struct{})
+	seen := make(chan fs.FileMode, 1)
+	var looked sync.WaitGroup
+	looked.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			if info, err := os.Lstat(path); err == nil && info.Mode().Perm() != 0o660 {
+				select {
+				case seen <- info.Mode():
+				default:
+				}
+			}
+		}
+	})
+	for range 200 {
+		listener := must.Get(listenUnix(path))(t)
+		conn := must.Get(net.Dial("unix", path))(t)
+		conn.Close()
+		must.Do(t, listener.Close())
+		if _, err := os.Lstat(path); err == nil {
+			t.Fatal("the socket is left")
+		}
+	}
+	close(end)
+	looked.Wait()
+	select {
+	case mode := <-seen:
+		t.Errorf("the socket had the mode %v", mode)
+	default:
+	}
+	if left := must.Get(os.ReadDir(filepath.Dir(path)))(t); len(left) > 0 {
+		t.Errorf("%v are left", left)
+	}
 }

@@ -10,12 +10,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"

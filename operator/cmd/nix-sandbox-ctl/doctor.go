@@ -17,6 +17,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/clients"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/format"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/sandboxes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/terminal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
@@ -37,7 +42,7 @@ const (
 	probeWithin = time.Minute
 )
 
-func doctorCommand(std streams) *cobra.Command {
+func doctorCommand(std cli.Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -46,16 +51,16 @@ func doctorCommand(std streams) *cobra.Command {
 
 Starts every sandbox and runs one line of code in it. The exit status is 1 if
 something that sandboxes need is missing.`,
-		Args: atMost(0),
+		Args: cli.AtMost(0),
 		RunE: func(*cobra.Command, []string) error {
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			r := examine(ctx, visible(std.err))
+			r := examine(ctx, terminal.Visible(std.Err))
 			write := r.writeTable
 			if asJSON {
-				write = func(w io.Writer) error { return writeJSON(w, r) }
+				write = func(w io.Writer) error { return format.JSON(w, r) }
 			}
-			if err := write(std.out); err != nil {
+			if err := write(std.Out); err != nil {
 				return fmt.Errorf("write the report: %w", err)
 			}
 			if !r.OK {
@@ -113,7 +118,7 @@ func (r report) writeTable(w io.Writer) error {
 	}
 	end := "Sandboxes work here."
 	if !r.OK {
-		end = count(r.missing, "thing that is needed is missing.", "things that are needed are missing.")
+		end = format.Count(r.missing, "thing that is needed is missing.", "things that are needed are missing.")
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", end)
 	return err
@@ -122,7 +127,7 @@ func (r report) writeTable(w io.Writer) error {
 // examine checks this machine, and starts each sandbox that the server would serve.
 func examine(ctx context.Context, log io.Writer) report {
 	limits := groupFinding(cgroup.Managed())
-	settings, set, err := survey(log, "")
+	settings, set, err := sandboxes.Survey(log, "")
 	if err != nil {
 		return newReport(limits, []machine.Finding{machine.Of("configuration", err), limits, nixFinding(ctx)})
 	}
@@ -135,6 +140,7 @@ func examine(ctx context.Context, log io.Writer) report {
 	if err := desk.Usable(config.DeskFolders(os.Getenv), settings.Shown()); err != nil {
 		findings = append(findings, machine.Finding{Name: "commands", Found: "top, shell --session and forward do not find servers: " + err.Error(), Fix: "set XDG_RUNTIME_DIR or HOME to a folder of this user alone, for the servers too"})
 	}
+	findings = append(findings, clients.HookFindings()...)
 	if set.Unread != nil {
 		findings = append(findings, machine.Finding{Name: "folders of sandboxes", Found: hostile.Message(set.Unread.Error()), Fix: registry.UnreadHint})
 	}

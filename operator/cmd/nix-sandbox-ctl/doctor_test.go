@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/format"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -57,7 +58,7 @@ func TestReport_HasEverySandbox(t *testing.T) {
 		t.Error("all is well")
 	}
 	var table, object bytes.Buffer
-	must.Do(t, errors.Join(r.writeTable(&table), writeJSON(&object, r)))
+	must.Do(t, errors.Join(r.writeTable(&table), format.JSON(&object, r)))
 	for _, want := range []string{"✗ sandbox one  it is broken\n", "✗ sandbox two  two is broken\n", "✗ Nix          there is none\n", "\n2 things that are needed are missing.\n"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in:\n%s", want, &table)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 )
 
@@ -17,7 +18,7 @@ const about = "Serves sandboxes to a language model over MCP, and lets you list,
 // variables describes the environment variables.
 const variables = `PROJECT_DIR                folder to show in every sandbox
 PROJECT_MOUNT              where it is shown (/project)
-PROJECT_MODE               readonly, or overlay: code may write, and changes shows what (readonly)
+PROJECT_MODE               readonly, overlay: code may write, and changes shows what, or write: at once (readonly)
 PROJECT_USE_FLAKE          1: the project's devShells.default is an environment
 NIX_SANDBOX_INBOX          folder of files for the code, at /inbox in every sandbox, to read
 NIX_SANDBOX_OUTPUTS        folder to which files from /workspace/outputs are copied
@@ -73,7 +74,7 @@ func initHelp(root *cobra.Command) {
 
 // writeNextSteps greets a user who started the program at a terminal.
 func writeNextSteps(w io.Writer, root *cobra.Command) {
-	fmt.Fprintf(w, "%s %s: sandboxes for a language model, over MCP\n\n", program, command.Version())
+	fmt.Fprintf(w, "%s %s: sandboxes for a language model, over MCP\n\n", cli.Program, command.Version())
 	fmt.Fprint(w, "An MCP client starts this server. You can use these commands:\n\n")
 	for _, cmd := range root.Commands() {
 		fmt.Fprintf(w, "  %-*s %s\n", cmd.NamePadding(), cmd.Name(), cmd.Short)

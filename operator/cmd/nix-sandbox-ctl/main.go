@@ -1,71 +1,69 @@
 // Command nix-sandbox-ctl has the commands of nix-sandbox-mcp that do not serve: a user lists,
 // runs and examines sandboxes with them. The wrapper starts it, and users do not see its name.
 //
-// Each command is a file of this folder and a line of [rootCommand]. Help, completions and the
-// manual page are made from these commands, and so those that serve are here too.
+// Each command is a file of this folder, or of a package beside it, and a line of [rootCommand]. Help,
+// completions and the manual page are made from these commands, so the commands that serve are here too.
 package main
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/clients"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/sandboxes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/sessions"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/terminal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 )
 
-// program is the name that users type.
-const program = command.Program
-
-type streams struct {
-	in       io.Reader
-	out, err io.Writer
-}
-
 func main() {
-	os.Exit(run(os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr}))
+	os.Exit(run(os.Args[1:], cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))
 }
 
 // run executes a command line, and returns the exit status.
-func run(args []string, std streams) int {
+func run(args []string, std cli.Streams) int {
 	root := rootCommand(std)
 	root.SetArgs(args)
 	// Some errors quote Nix, and so whatever a flake makes Nix print.
-	return command.Report(visible(std.err), root.Execute())
+	return command.Report(terminal.Visible(std.Err), root.Execute())
 }
 
 // more are the commands of a build with more capabilities, which sets them.
-var more []func(streams) *cobra.Command
+var more []func(cli.Streams) *cobra.Command
 
 // rootCommand returns the program's command, with all others below it.
-func rootCommand(std streams) *cobra.Command {
+func rootCommand(std cli.Streams) *cobra.Command {
 	cobra.EnableCommandSorting = false
 	root := programCommand(std)
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SetOut(std.out)
-	root.SetErr(std.err)
+	root.SetOut(std.Out)
+	root.SetErr(std.Err)
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
 		serveCommand(),
 		tokenCommand(std),
-		topCommand(std),
-		approveCommand(std),
-		listCommand(std),
-		packagesCommand(std),
-		runCommand(std),
-		shellCommand(std),
-		changesCommand(std),
-		sessionsCommand(std),
-		getCommand(std),
-		forwardCommand(std),
+		sessions.Top(std),
+		sessions.Approve(std),
+		sandboxes.List(std),
+		sandboxes.Packages(std),
+		sandboxes.Run(std),
+		sandboxes.Shell(std),
+		sessions.Exec(std),
+		clients.Hook(std),
+		sessions.Changes(std),
+		sessions.List(std),
+		sessions.Get(std),
+		sessions.Forward(std),
 		doctorCommand(std),
 		configCommand(),
-		clientCommand(std),
+		clients.Config(std),
 		manualCommand(std),
 		versionCommand(std),
 	)
@@ -104,7 +102,7 @@ func refuseUnknown(cmd *cobra.Command) {
 	if !cmd.Runnable() {
 		cmd.Annotations = map[string]string{groupOnly: ""}
 		cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-			return command.Misuse(cmd.CommandPath()+" needs a command", seeHelp(cmd))
+			return command.Misuse(cmd.CommandPath()+" needs a command", cli.SeeHelp(cmd))
 		}
 	}
 }
@@ -115,7 +113,7 @@ func unknownCommand(cmd *cobra.Command, word string) error {
 	for _, child := range cmd.Commands() {
 		names = append(names, child.Name())
 	}
-	return command.Misuse(fmt.Sprintf("unknown command %q", word), cmp.Or(meant(cmd.CommandPath()+" ", word, names, seeHelp(cmd)), seeHelp(cmd)))
+	return command.Misuse(fmt.Sprintf("unknown command %q", word), cmp.Or(cli.Meant(cmd.CommandPath()+" ", word, names, cli.SeeHelp(cmd)), cli.SeeHelp(cmd)))
 }
 
 // unknownFlag returns the error for a flag that cmd does not have.
@@ -126,22 +124,7 @@ func unknownFlag(cmd *cobra.Command, flag string) error {
 			names = append(names, f.Name)
 		}
 	})
-	return command.Misuse("unknown flag "+flag, cmp.Or(meant("--", strings.TrimLeft(flag, "-"), names, seeHelp(cmd)), seeHelp(cmd)))
-}
-
-// meant returns a hint at the names that a word could have been meant as, or else at what see
-// says, or "" if they are all too different: a name begins with the word, or differs from it in a
-// third of its letters and at most two. cobra only suggests commands, so the names become commands.
-func meant(prefix, word string, names []string, see string) string {
-	commands := &cobra.Command{SuggestionsMinimumDistance: min(2, (len(word)+1)/3)}
-	for _, name := range names {
-		commands.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
-	}
-	near := commands.SuggestionsFor(word)
-	if word == "" || len(near) == 0 {
-		return ""
-	}
-	return "try " + prefix + strings.Join(near, " or "+prefix) + ", or " + see
+	return command.Misuse("unknown flag "+flag, cmp.Or(cli.Meant("--", strings.TrimLeft(flag, "-"), names, cli.SeeHelp(cmd)), cli.SeeHelp(cmd)))
 }
 
 // flagError returns this program's error for an error of package pflag.
@@ -161,13 +144,13 @@ func flagError(cmd *cobra.Command, err error) error {
 		}
 		return unknownFlag(cmd, spell(unknown.GetSpecifiedName()))
 	case errors.As(err, &lacking):
-		return command.Misuse(spell(lacking.GetSpecifiedName())+" needs a value", seeHelp(cmd))
+		return command.Misuse(spell(lacking.GetSpecifiedName())+" needs a value", cli.SeeHelp(cmd))
 	case errors.As(err, &invalid):
 		value, usage := pflag.UnquoteUsage(invalid.GetFlag())
 		name := "--" + invalid.GetFlag().Name
 		return command.Misuse(fmt.Sprintf("%s is %q", name, invalid.GetValue()), fmt.Sprintf("use %s %s: %s", name, value, usage))
 	}
-	return command.Misuse(err.Error(), seeHelp(cmd))
+	return command.Misuse(err.Error(), cli.SeeHelp(cmd))
 }
 
 // spell writes a flag as users do.
@@ -176,36 +159,4 @@ func spell(name string) string {
 		return "-" + name
 	}
 	return "--" + name
-}
-
-// atMost refuses arguments after the first n.
-func atMost(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) > n {
-			return command.Misuse(fmt.Sprintf("unknown argument %q", args[n]), seeHelp(cmd))
-		}
-		return nil
-	}
-}
-
-// seeHelp is the hint at the help of a command.
-func seeHelp(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
-
-// needs requires n arguments, which a text describes.
-func needs(n int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < n {
-			_, path, _ := strings.Cut(cmd.CommandPath(), " ")
-			return command.Misuse(path+" needs "+what, seeHelp(cmd))
-		}
-		return atMost(n)(cmd, args)
-	}
-}
-
-// exit returns the error of a command that ends with a status or an error.
-func exit(status int, err error) error {
-	if err != nil {
-		return err
-	}
-	return command.Exit(status)
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 )
 
 func TestProgram_ReportsMistakes(t *testing.T) {
@@ -29,7 +31,7 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			status := run(test.args, streams{strings.NewReader(""), &out, &out})
+			status := run(test.args, cli.Streams{In: strings.NewReader(""), Out: &out, Err: &out})
 			if status != test.status || !strings.Contains(out.String(), test.want) {
 				t.Errorf("status %d, wrote %q; want status %d and %q", status, &out, test.status, test.want)
 			}

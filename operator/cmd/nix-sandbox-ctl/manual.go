@@ -8,16 +8,17 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 )
 
-func manualCommand(std streams) *cobra.Command {
+func manualCommand(std cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "manual",
 		Short: "Print the manual page, for man -l -",
-		Args:  atMost(0),
+		Args:  cli.AtMost(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			writeManual(std.out, cmd.Root())
+			writeManual(std.Out, cmd.Root())
 			return nil
 		},
 	}
@@ -26,9 +27,9 @@ func manualCommand(std streams) *cobra.Command {
 // writeManual writes one manual page of all commands, for man(7). cobra's own generator writes a
 // page for each command, and needs three more modules.
 func writeManual(w io.Writer, root *cobra.Command) {
-	fmt.Fprintf(w, ".TH %s 1 \"\" \"%s %s\" \"User Commands\"\n", strings.ToUpper(program), program, command.Version())
-	fmt.Fprintf(w, ".SH NAME\n%s \\- %s\n", program, roff("run a language model's code in sandboxes that Nix built"))
-	fmt.Fprintf(w, ".SH SYNOPSIS\n.nf\n\\fB%[1]s \\-\\-stdio\\fR [\\fIFLAG\\fR]...\n\\fB%[1]s\\fR \\fICOMMAND\\fR [\\fIFLAG\\fR]...\n.fi\n", roff(program))
+	fmt.Fprintf(w, ".TH %s 1 \"\" \"%s %s\" \"User Commands\"\n", strings.ToUpper(cli.Program), cli.Program, command.Version())
+	fmt.Fprintf(w, ".SH NAME\n%s \\- %s\n", cli.Program, roff("run a language model's code in sandboxes that Nix built"))
+	fmt.Fprintf(w, ".SH SYNOPSIS\n.nf\n\\fB%[1]s \\-\\-stdio\\fR [\\fIFLAG\\fR]...\n\\fB%[1]s\\fR \\fICOMMAND\\fR [\\fIFLAG\\fR]...\n.fi\n", roff(cli.Program))
 	fmt.Fprintf(w, ".SH DESCRIPTION\n%s\n", roff(about))
 	writeManualFlags(w, root)
 	fmt.Fprint(w, ".SH COMMANDS\n")

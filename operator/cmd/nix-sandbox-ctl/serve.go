@@ -5,30 +5,31 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
 // programCommand is the program without a command. The wrapper starts the small runtime if
 // there is a client to serve: a client has no terminal, and is served even without --stdio.
-func programCommand(std streams) *cobra.Command {
+func programCommand(std cli.Streams) *cobra.Command {
 	var flags command.Serve
 	var version bool
 	cmd := &cobra.Command{
-		Use:     program,
+		Use:     cli.Program,
 		Long:    about,
-		Example: "  " + program + " --stdio\n  " + program + " run python -c 'print(6 * 7)'",
+		Example: "  " + cli.Program + " --stdio\n  " + cli.Program + " run python -c 'print(6 * 7)'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := flags.Check(); err != nil {
 				return err
 			}
 			switch {
 			case version:
-				fmt.Fprintln(std.out, versionLine())
+				fmt.Fprintln(std.Out, versionLine())
 			case flags.Stdio:
 				return withoutWrapper("starts the server")
 			default:
-				writeNextSteps(std.out, cmd)
+				writeNextSteps(std.Out, cmd)
 			}
 			return nil
 		},
@@ -45,9 +46,9 @@ func serveCommand() *cobra.Command {
 		Use:   "serve",
 		Short: "Serve many clients over HTTP",
 		Long: "Serve every client that connects to an address: that of --http, or of NIX_SANDBOX_HTTP, or of the\n" +
-			"configuration. Those who call from other machines need a token (" + program + " token new).",
-		Example: "  " + program + " serve\n  " + program + " serve --http 127.0.0.1:8080",
-		Args:    atMost(0),
+			"configuration. Those who call from other machines need a token (" + cli.Program + " token new).",
+		Example: "  " + cli.Program + " serve\n  " + cli.Program + " serve --http 127.0.0.1:8080",
+		Args:    cli.AtMost(0),
 		RunE: func(*cobra.Command, []string) error {
 			if err := flags.Check(); err != nil {
 				return err

@@ -7,33 +7,34 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
 // tokenCommand makes tokens for clients that call over HTTP.
-func tokenCommand(std streams) *cobra.Command {
+func tokenCommand(std cli.Streams) *cobra.Command {
 	var class, file string
 	create := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Make a token",
 		Long: "Make a token for NAME and print it, and the line for it in the file of NIX_SANDBOX_TOKENS. The\n" +
 			"line has the hash of the token, which is stored nowhere.",
-		Example: "  " + program + " token new alice\n  " + program + " token new alice --file tokens",
-		Args:    needs(1, "a name"),
+		Example: "  " + cli.Program + " token new alice\n  " + cli.Program + " token new alice --file tokens",
+		Args:    cli.Needs(1, "a name"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			token, line, err := principal.NewToken(args[0], class)
 			if err != nil {
-				return command.Misuse(err.Error(), seeHelp(cmd))
+				return command.Misuse(err.Error(), cli.SeeHelp(cmd))
 			}
 			if file == "" {
-				fmt.Fprintf(std.out, "%s\n%s\n", token, line)
+				fmt.Fprintf(std.Out, "%s\n%s\n", token, line)
 				return nil
 			}
 			if err := addLine(file, line); err != nil {
 				return err
 			}
-			fmt.Fprintln(std.out, token)
+			fmt.Fprintln(std.Out, token)
 			return nil
 		},
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/terminal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/gate"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/lock"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
@@ -18,7 +20,7 @@ import (
 func init() { more = append(more, toolsCommand) }
 
 // toolsCommand manages the tools that code may call.
-func toolsCommand(std streams) *cobra.Command {
+func toolsCommand(std cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{Use: "tools", Short: "Manage the tools that code may call"}
 	var path string
 	var check bool
@@ -44,18 +46,18 @@ func toolsCommand(std streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			after, err := lock.Make(cmd.Context(), catalog, slog.New(slog.NewTextHandler(visible(std.err), nil)))
+			after, err := lock.Make(cmd.Context(), catalog, slog.New(slog.NewTextHandler(terminal.Visible(std.Err), nil)))
 			if err != nil {
 				return err
 			}
-			out := io.Writer(visible(std.out))
+			out := io.Writer(terminal.Visible(std.Out))
 			changes := after.Compare(before, out)
 			switch {
 			case changes == 0:
 				fmt.Fprintf(out, "%s is up to date\n", path)
 				return nil
 			case check:
-				return command.End(command.Failed, fmt.Sprintf("%d tools differ from %s", changes, path), "look at them, and run "+program+" tools lock")
+				return command.End(command.Failed, fmt.Sprintf("%d tools differ from %s", changes, path), "look at them, and run "+cli.Program+" tools lock")
 			}
 			if err := after.Write(path); err != nil {
 				return fmt.Errorf("write the lock file: %w", err)

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/tidwall/gjson"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
@@ -20,13 +21,13 @@ const maxServerMetadata = 4 << 20
 var validRevision = lazyregexp.New(`^[0-9a-f]{40}(-dirty)?$`)
 
 // versionCommand prints what --version prints.
-func versionCommand(std streams) *cobra.Command {
+func versionCommand(std cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  atMost(0),
+		Args:  cli.AtMost(0),
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(std.out, versionLine())
+			_, err := fmt.Fprintln(std.Out, versionLine())
 			return err
 		},
 	}
@@ -34,7 +35,7 @@ func versionCommand(std streams) *cobra.Command {
 
 // versionLine returns the line that --version prints.
 func versionLine() string {
-	line := program + " " + command.Version()
+	line := cli.Program + " " + command.Version()
 	if commit := revision(); commit != "" {
 		line += " (" + commit + ")"
 	}

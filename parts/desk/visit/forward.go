@@ -11,6 +11,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // maxForwarded bounds the connections to a port at a time; further ones wait in the kernel.
@@ -104,7 +105,7 @@ func (v *Visits) carry(ctx context.Context, to ForwardArgs, conn *net.TCPConn) e
 		return err
 	}
 	defer leave()
-	s, err := box.Open(ctx, nil, to.Port)
+	s, err := box.Open(ctx, frame.Request{Port: to.Port})
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -20,8 +24,9 @@ import (
 func (v *Visits) Verbs() []desk.Verb {
 	return []desk.Verb{
 		{Name: "sessions", Serve: v.list},
-		{Name: "shell", Serve: v.shell},
-		{Name: "evaluate", Serve: v.evaluate},
+		{Name: "open", Serve: v.open},
+		{Name: "project", Serve: v.project},
+		{Name: "linger", Serve: v.linger},
 		{Name: "file", Serve: v.file},
 		{Name: "forward", Serve: v.forward},
 	}
@@ -108,142 +113,235 @@ func (v *Visits) unknown(name string) error {
 	return &config.Error{Problem: fmt.Sprintf("no session %q is live", name), Hint: "see nix-sandbox-mcp sessions"}
 }
 
-// ShellArgs are the arguments of the verb shell.
-type ShellArgs struct {
+// OpenArgs are the arguments of the verb open: a terminal with a shell, or a text for a shell without
+// one. The session of a text begins if it is not live.
+type OpenArgs struct {
 	Place
-	Terminal frame.Terminal `json:"terminal"`
+	Terminal *frame.Terminal `json:"terminal,omitempty"`
+	Program  *frame.Program  `json:"program,omitempty"`
+	Text     string          `json:"text,omitempty"`
 }
 
-// ShellInput is a frame of a client of the verb shell: bytes, or a new size.
-type ShellInput struct {
+// Input is a frame of a client of the verb open: bytes, the end of the input, a new size, or the
+// number of a signal. After bytes, the next ones or the end wait for [Output.Taken]: so signals
+// overtake input that the program does not read.
+type Input struct {
 	Bytes  []byte          `json:"bytes,omitempty"`
+	Ended  bool            `json:"ended,omitempty"`
 	Resize *frame.Terminal `json:"resize,omitempty"`
+	Signal int             `json:"signal,omitempty"`
 }
 
-// ShellOutput is a frame of the server: the environment once it has begun, bytes, and the exit
+// Output is a frame of the server: the environment once the program has begun, bytes, and the exit
 // status at the end.
-type ShellOutput struct {
-	Env      string `json:"env,omitempty"`
-	Bytes    []byte `json:"bytes,omitempty"`
-	ExitCode *int   `json:"exit_code,omitempty"`
+type Output struct {
+	Env string `json:"env,omitempty"`
+	// Mark comes with Env: what only this session's sandbox is called while it lives. Begun says that
+	// it began for this program.
+	Mark   string `json:"mark,omitempty"`
+	Begun  bool   `json:"begun,omitempty"`
+	Bytes  []byte `json:"bytes,omitempty"`
+	Stderr bool   `json:"stderr,omitempty"`
+	// Taken says that the program, or a pipe to it, has the last bytes.
+	Taken bool `json:"taken,omitempty"`
+	// Remarks come with the exit status.
+	Remarks  []string `json:"remarks,omitempty"`
+	ExitCode *int     `json:"exit_code,omitempty"`
 }
 
-// shell connects the client to a shell on a terminal in a session's sandbox.
-func (v *Visits) shell(ctx context.Context, c *desk.Conn) error {
-	var args ShellArgs
+// open connects the client to a program in a session's sandbox.
+func (v *Visits) open(ctx context.Context, c *desk.Conn) error {
+	var args OpenArgs
 	if err := c.Args(&args); err != nil {
 		return err
+	}
+	key := call.Key{ID: args.Session}
+	first := Output{}
+	if args.Program != nil {
+		var err error
+		if first.Begun, err = v.begin(ctx, &args.Place); err != nil {
+			return err
+		}
+		if args.Program.Start == "" {
+			args.Program.Start = v.Project.Mount
+		}
 	}
 	box, env, leave, err := v.visit(args.Place)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	done, ok := v.enter(ctx, call.Key{ID: args.Session}, box)
-	if !ok {
-		return tooMany(args.Session)
+	settle := func(context.Context) []string { return nil }
+	if args.Program == nil { // otherwise the model made the command
+		done, ok := v.enter(ctx, key, box)
+		if !ok {
+			return &config.Error{Problem: fmt.Sprintf("the user is in session %q %d times already", args.Session, maxVisits), Hint: "end one of them"}
+		}
+		defer done()
+	} else {
+		settle = v.sessions.Beside(key, env.Name)
+		defer func() { settle(context.WithoutCancel(ctx)) }()
 	}
-	defer done()
-	s, err := box.Open(ctx, &args.Terminal, 0)
+	s, err := box.Open(ctx, frame.Request{Terminal: args.Terminal, Program: args.Program, Code: args.Text})
 	if err != nil {
 		return fmt.Errorf("a shell in session %q: %w", args.Session, err)
 	}
 	defer s.Close()
 	defer context.AfterFunc(ctx, func() { s.Close() })()
-	if err := c.Write(ShellOutput{Env: env.Name}); err != nil {
+	c.Patient()
+	first.Env, first.Mark = env.Name, v.session(key).mark
+	if err := c.Write(first); err != nil {
 		return err
 	}
+	input := make(chan Input, 1)
 	go func() {
+		defer close(input)
 		defer s.Close() // the client has gone
 		defer guard.Recover(nil)
 		for {
-			var in ShellInput
+			var in Input
 			if c.Read(&in) != nil {
 				return
 			}
 			if in.Resize != nil {
 				_ = s.Resize(*in.Resize)
 			}
-			if _, err := s.Write(in.Bytes); err != nil {
+			if in.Signal != 0 {
+				_ = s.Signal(in.Signal)
+			}
+			if in.Ended || len(in.Bytes) > 0 {
+				select {
+				case input <- in:
+				default:
+					return // it did not wait
+				}
+			}
+		}
+	}()
+	go func() {
+		defer s.Close()
+		defer guard.Recover(nil)
+		for in := range input {
+			if in.Ended {
+				_ = s.CloseWrite()
+				continue
+			}
+			_, _ = s.Write(in.Bytes) // a program may end without its input
+			if c.Write(Output{Taken: true}) != nil {
 				return
 			}
 		}
 	}()
 	for buffer := make([]byte, frame.StreamPart); ; {
-		n, err := s.Read(buffer)
+		n, stream, err := s.Next(buffer)
 		if n > 0 {
-			if err := c.Write(ShellOutput{Bytes: buffer[:n]}); err != nil {
+			if err := c.Write(Output{Bytes: buffer[:n], Stderr: stream == frame.Stderr}); err != nil {
 				return err
 			}
 		}
 		if err != nil {
 			status := s.ExitCode()
-			return c.Write(ShellOutput{ExitCode: &status})
+			remarks := settle(context.WithoutCancel(ctx)) // what the client does next may look at it
+			settle = func(context.Context) []string { return nil }
+			return c.Write(Output{ExitCode: &status, Remarks: remarks})
 		}
 	}
 }
 
-func tooMany(session string) error {
-	return &config.Error{Problem: fmt.Sprintf("the user is in session %q %d times already", session, maxVisits), Hint: "end one of them"}
+// begin makes sure that a session has a sandbox, and completes its place. It reports whether the
+// session has just begun.
+func (v *Visits) begin(ctx context.Context, p *Place) (begun bool, err error) {
+	if _, env, leave, err := v.sessions.Visit(call.Key{ID: p.Session}, p.Env); err == nil {
+		leave()
+		p.Env = env.Name
+		return false, nil
+	}
+	ready := v.Environments()
+	name := cmp.Or(p.Env, usualEnv(ready))
+	env, found := ready.Environment(name)
+	switch build, pending := ready.Pending(name); {
+	case pending && !build.Failed:
+		return false, &config.Error{Problem: fmt.Sprintf("the environment %q is being built", name), Hint: "run the command again in a minute"}
+	case pending:
+		return false, &config.Error{Problem: fmt.Sprintf("the environment %q could not be built: %s", name, build.Reason), Hint: "name another one with --env: " + strings.Join(ready.Names(), ", ")}
+	case !found:
+		return false, &config.Error{Problem: fmt.Sprintf("there is no environment %q", name), Hint: "name one of these with --env: " + strings.Join(ready.Names(), ", ")}
+	case !env.Sessions():
+		return false, &config.Error{Problem: fmt.Sprintf("the environment %q keeps no sessions", name), Hint: "name another one with --env"}
+	}
+	p.Env = name
+	// A call without code begins it.
+	if _, err := v.sessions.Answer(context.WithValue(ctx, byUser{}, true), call.Call{Env: env, Session: p.Session}); err != nil {
+		return false, fmt.Errorf("begin session %q: %w", p.Session, err)
+	}
+	return true, nil
 }
 
-// EvaluateArgs are the arguments of the verb evaluate.
-type EvaluateArgs struct {
-	Place
-	Code string `json:"code"`
+// projectEnv is the name of the environment that the project's own flake describes, and shellEnv of
+// the one for projects without.
+const projectEnv, shellEnv = "project", "bash"
+
+// usualEnv is the project's own environment if there is one that could be built, or bash.
+func usualEnv(ready *registry.Snapshot) string {
+	build, pending := ready.Pending(projectEnv)
+	if _, found := ready.Environment(projectEnv); found || pending && !build.Failed {
+		return projectEnv
+	}
+	return shellEnv
 }
 
-// Evaluated is the answer to it.
-type Evaluated struct {
-	Env      string `json:"env"`
-	Stdout   string `json:"stdout"`
-	Stderr   string `json:"stderr"`
-	Outcome  string `json:"outcome"`
-	ExitCode int    `json:"exit_code"`
+// ProjectArgs are the arguments of the verb project.
+type ProjectArgs struct {
+	Session string `json:"session"`
 }
 
-// evaluate runs code in the interpreter that the model uses, when no call of the session runs. If
-// the client sends no more, the code is interrupted.
-func (v *Visits) evaluate(ctx context.Context, c *desk.Conn) error {
-	var args EvaluateArgs
+// Project is the answer to it.
+type Project struct {
+	sandbox.Project
+	// Live says that the session is.
+	Live bool
+}
+
+// project answers with the project that the server shows, by which commands choose their server.
+func (v *Visits) project(_ context.Context, c *desk.Conn) error {
+	var args ProjectArgs
 	if err := c.Args(&args); err != nil {
 		return err
 	}
-	key := call.Key{ID: args.Session}
-	box, env, leave, err := v.visit(args.Place)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	done, ok := v.enter(ctx, key, box)
-	if !ok {
-		return tooMany(args.Session)
-	}
-	defer done()
-	if args.Code == "" { // only to see whether it could
-		return c.Write(Evaluated{Env: env.Name})
-	}
-	running, interrupt := context.WithCancel(context.WithValue(ctx, byUser{}, true))
-	go func() {
-		defer interrupt()
-		defer guard.Recover(nil)
-		_ = c.Read(new(struct{}))
-	}()
-	result, err := v.sessions.Answer(running, call.Call{Env: env, Session: key.ID, Code: args.Code})
-	switch {
-	case err != nil && running.Err() != nil && ctx.Err() == nil: // its turn has not come
-		return c.Write(Evaluated{Env: env.Name, Outcome: frame.OutcomeCancelled})
-	case err != nil:
-		return err
-	}
-	return c.Write(Evaluated{env.Name, text(result.Stdout), text(result.Stderr), result.Outcome, result.ExitCode})
+	return c.Write(Project{v.Project, len(v.sessions.Environments(call.Key{ID: args.Session})) > 0})
 }
 
-func text(t sandbox.Text) string {
-	if t.Cut == 0 {
-		return t.Head
+const (
+	// lingerTime is how long a server that a command started is without a session until it ends, and
+	// lingerEvery how often it looks. maxLog bounds its log, a file, in bytes.
+	lingerTime  = 10 * time.Minute
+	lingerEvery = 30 * time.Second
+	maxLog      = 1 << 20
+)
+
+// linger has the server end some time after its last session: it has no client that would end it.
+func (v *Visits) linger(_ context.Context, c *desk.Conn) error {
+	v.lingers.Do(func() {
+		go v.end(time.Tick(lingerEvery), func() { _ = unix.Kill(os.Getpid(), unix.SIGTERM) })
+	})
+	return c.Write(struct{}{})
+}
+
+// end calls stop when no session has been live for a time.
+func (v *Visits) end(ticks <-chan time.Time, stop func()) {
+	defer guard.Recover(nil)
+	used := time.Now()
+	for now := range ticks {
+		if info, err := os.Stderr.Stat(); err == nil && info.Mode().IsRegular() && info.Size() > maxLog {
+			_ = os.Stderr.Truncate(0) // it is open for appending
+		}
+		if len(v.sessions.List()) > 0 {
+			used = now
+		} else if now.Sub(used) > lingerTime {
+			stop()
+			return
+		}
 	}
-	return fmt.Sprintf("%s\n[%d bytes are left out]\n%s", t.Head, t.Cut, t.Tail)
 }
 
 // FileArgs are the arguments of the verb file.

@@ -1,5 +1,5 @@
 // Package visit lets the user into the sessions of a running server: a terminal in the sandbox that
-// the model uses, its interpreter between two calls, and its ports, if the operator allows that.
+// the model uses, commands of an agent's own shell, and its ports, if the operator allows that.
 //
 // It is a part of sessions, because the model is told which files the user changed, and on which
 // ports its code listens. Sessions of principals over HTTP are theirs alone: nobody is let in.
@@ -7,12 +7,14 @@ package visit
 
 import (
 	"context"
+	"crypto/rand"
 	"path"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
@@ -26,11 +28,20 @@ const (
 	maxVisits = 32
 )
 
-// Visits are the visits to the sessions of a server.
-type Visits struct {
+// Options say what visits reach.
+type Options struct {
 	// Forward says that the operator allows connections to ports of sandboxes.
 	Forward bool
+	// Project is what every sandbox shows, Environments are those that a session can begin in.
+	Project      sandbox.Project
+	Environments func() *registry.Snapshot
+}
 
+// Visits are the visits to the sessions of a server.
+type Visits struct {
+	Options
+
+	lingers  sync.Once        // of the server's end
 	sessions *session.Manager // set before the first visit
 
 	mu   sync.Mutex
@@ -40,6 +51,8 @@ type Visits struct {
 // visited is a session that the user can be in.
 type visited struct {
 	looking sync.Mutex // held while a sandbox looks, which may take time
+	// mark is random, so that a text made before cannot have it.
+	mark string
 
 	// mu of Visits guards these.
 	inside  int // visits
@@ -53,8 +66,8 @@ type visited struct {
 }
 
 // New returns a Visits. SetSessions is called before the first visit.
-func New(forward bool) *Visits {
-	return &Visits{Forward: forward, each: map[call.Key]*visited{}}
+func New(o Options) *Visits {
+	return &Visits{Options: o, each: map[call.Key]*visited{}}
 }
 
 // SetSessions sets the sessions.
@@ -65,7 +78,7 @@ func (v *Visits) session(key call.Key) *visited {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.each[key] == nil {
-		v.each[key] = &visited{}
+		v.each[key] = &visited{mark: strings.ToLower(rand.Text()[:8])}
 	}
 	return v.each[key]
 }
@@ -172,7 +185,7 @@ type member struct {
 	ports   []uint16 // that the model knows of
 }
 
-// byUser marks the context of a call that the user makes.
+// byUser marks the context of a call that no model makes.
 type byUser struct{}
 
 // Call implements [session.Member].

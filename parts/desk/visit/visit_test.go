@@ -7,6 +7,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -54,7 +55,7 @@ func (b *box) Look(context.Context) (paths []string, count int, err error) {
 func (b *box) Examine(context.Context) ([]uint16, int64, error) { return nil, 0, nil }
 
 // Open returns a program that writes what it reads, until that ends.
-func (b *box) Open(context.Context, *frame.Terminal, uint16) (sandbox.Stream, error) {
+func (b *box) Open(context.Context, frame.Request) (sandbox.Stream, error) {
 	out, in := io.Pipe()
 	return echo{out, in}, nil
 }
@@ -65,6 +66,13 @@ type echo struct {
 }
 
 func (e echo) Write(data []byte) (int, error) { return e.in.Write(data) }
+
+func (e echo) Next(p []byte) (int, string, error) {
+	n, err := e.Read(p)
+	return n, frame.Stderr, err
+}
+
+func (e echo) Signal(int) error { return e.in.Close() }
 
 func (e echo) CloseWrite() error { return e.in.Close() }
 
@@ -95,7 +103,7 @@ func (w *world) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 }
 
 func begin(t *testing.T) *world {
-	w := &world{t: t, visits: New(false)}
+	w := &world{t: t, visits: New(Options{Environments: environments.Now})}
 	spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1 << 20} }
 	w.Manager = session.New(session.Options{
 		Starter: w, Spec: spec, Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 10},
@@ -212,24 +220,112 @@ func (w *world) dial(verb string, args any) *desk.Client {
 	return nil
 }
 
+// A server that a command started ends some time after its last session, and not before.
+func TestLinger_EndsTheServer(t *testing.T) {
+	w := begin(t)
+	must.Do(t, w.dial("linger", nil).Read(new(struct{})))
+	w.run("x=1")
+	ends := func(after ...time.Duration) (stopped bool) {
+		ticks := make(chan time.Time, len(after))
+		for _, d := range after {
+			ticks <- time.Now().Add(d)
+		}
+		close(ticks)
+		w.visits.end(ticks, func() { stopped = true })
+		return stopped
+	}
+	if ends(2*lingerTime, 4*lingerTime) {
+		t.Error("it ended while a session was live")
+	}
+	w.Manager.Close()
+	if ends(lingerTime / 2) {
+		t.Error("it ended too early")
+	}
+	if !ends(lingerTime/2, 2*lingerTime) {
+		t.Error("it did not end")
+	}
+}
+
+// environments has one that a session can begin in.
+var environments = registry.New(&registry.Set{Environments: map[string]registry.Environment{
+	"bash": {Name: "bash", InterpreterType: "bash", Timeout: time.Minute, Language: &registry.Language{Sessions: true}},
+	"once": {Name: "once", InterpreterType: "command", Timeout: time.Minute},
+}})
+
+// commands runs commands of an agent's shell: the first one begins the session.
+func (w *world) commands() {
+	for _, test := range []struct {
+		place Place
+		want  string
+	}{
+		{Place{Session: "new"}, ""},
+		{Place{Session: "new"}, ""},
+		{Place{Session: "new", Env: "none"}, `there is no environment "none"`},
+		{Place{Session: "new", Env: "once"}, `the environment "once" keeps no sessions`},
+	} {
+		c := w.dial("open", OpenArgs{Place: test.place, Program: &frame.Program{}, Text: "cat"})
+		var out Output
+		if err := c.Read(&out); test.want != "" {
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				w.t.Errorf("%+v: %v, want %s", test.place, err, test.want)
+			}
+			continue
+		} else if err != nil || out.Env != "bash" {
+			w.t.Errorf("%+v: %+v, %v", test.place, out, err)
+			continue
+		}
+		must.Do(w.t, c.Write(Input{Bytes: []byte("hello")}))
+		text := ""
+		for !out.Taken {
+			out = Output{}
+			must.Do(w.t, c.Read(&out))
+			text += string(out.Bytes)
+		}
+		must.Do(w.t, c.Write(Input{Signal: 15}))
+		for out.ExitCode == nil {
+			out = Output{}
+			must.Do(w.t, c.Read(&out))
+			text += string(out.Bytes)
+		}
+		if text != "hello" || *out.ExitCode != 7 {
+			w.t.Errorf("%q, status %d", text, *out.ExitCode)
+		}
+	}
+	if n := len(w.List()); n != 2 {
+		w.t.Errorf("%d sessions", n)
+	}
+	var p Project
+	must.Do(w.t, w.dial("project", ProjectArgs{Session: "new"}).Read(&p))
+	if !p.Live {
+		w.t.Errorf("%+v", p)
+	}
+}
+
 // A visitor's code runs in the session, a shell passes bytes both ways, and a port is reached.
 func TestVerbs_ReachTheSession(t *testing.T) {
 	w := begin(t)
 	w.run("x=1")
 	place := Place{Session: "s"}
-	var evaluated Evaluated
-	if err := w.dial("evaluate", EvaluateArgs{place, "echo $x"}).Read(&evaluated); err != nil || evaluated.Stdout != "1\n" || evaluated.Env != "bash" {
-		t.Errorf("%+v, %v", evaluated, err)
-	}
-	shell := w.dial("shell", ShellArgs{Place: place})
-	var out ShellOutput
+	shell := w.dial("open", OpenArgs{Place: place, Terminal: &frame.Terminal{}})
+	var out Output
 	if err := shell.Read(&out); err != nil || out.Env != "bash" {
 		t.Errorf("%+v, %v", out, err)
 	}
-	must.Do(t, shell.Write(ShellInput{Bytes: []byte("hello")}))
-	if err := shell.Read(&out); err != nil || string(out.Bytes) != "hello" {
-		t.Errorf("%+v, %v", out, err)
+	must.Do(t, shell.Write(Input{Bytes: []byte("hello")}))
+	var taken bool
+	for range 2 { // in any order
+		out = Output{}
+		must.Do(t, shell.Read(&out))
+		if out.Taken {
+			taken = true
+		} else if string(out.Bytes) != "hello" || !out.Stderr {
+			t.Errorf("%+v", out)
+		}
 	}
+	if !taken {
+		t.Error("the input is not taken")
+	}
+	w.commands()
 	w.visits.Forward = true
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -298,6 +298,29 @@ func (o *Overlay) stale(s *scan) bool {
 	return stale
 }
 
+// Release drops the session's versions that the project had too, before the project's changed again:
+// so the sandbox sees what the user makes of a file after the session's version was applied.
+func (o *Overlay) Release() {
+	for name, r := range o.paths {
+		if r.left != "" || r.fragment.kind != "" || r.id == "" {
+			continue
+		}
+		base, err := o.base.Find(name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || base.Stamp == r.base {
+			continue
+		}
+		entry, err := o.upper.Find(name)
+		if err != nil || entry.Stamp != r.stamp {
+			continue
+		}
+		// Its stamp may not tell of the last change.
+		content, _, err := o.upper.Read(name, maxFile)
+		if err == nil && (gitpatch.State{Mode: modeOf(entry), Content: content}).ID() == r.id && o.upper.Remove(name) == nil {
+			delete(o.paths, name)
+		}
+	}
+}
+
 // compare writes the fragment of a path.
 func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry, found bool) {
 	r.id, r.left, r.full, r.fragment, r.stamp, r.fresh = "", "", false, fragment{}, entry.Stamp, true

@@ -3,10 +3,12 @@ package changes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/layer"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
@@ -19,6 +21,7 @@ import (
 type Part struct {
 	store   *Store
 	project sandbox.Project
+	writing sync.Mutex // into the project
 
 	mu      sync.Mutex
 	records map[sandbox.Layered]*shared
@@ -151,6 +154,7 @@ type member struct {
 // Call implements [session.Member].
 func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
 	m.began = time.Now()
+	m.refresh()
 	result, err := m.Member.Call(ctx, c, request)
 	var summary *Summary
 	var first bool
@@ -160,6 +164,48 @@ func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request)
 	}
 	return result, err
 }
+
+// Beside implements [session.Member].
+func (m *member) Beside() (done func(context.Context) []string) {
+	began, inner := time.Now(), m.Member.Beside()
+	m.refresh()
+	return func(ctx context.Context) []string {
+		remarks := inner(ctx)
+		return append(remarks, m.save(ctx, began)...)
+	}
+}
+
+// refresh has the sandbox see what others changed in the project.
+func (m *member) refresh() {
+	m.record.Release()
+	m.overlay.Refresh()
+}
+
+// save saves the patch, and writes it into the project if the operator wants that. It returns what was
+// not written, and why.
+func (m *member) save(ctx context.Context, began time.Time) (remarks []string) {
+	m.record.Save(ctx, began)
+	if !m.part.project.Writes() {
+		return nil
+	}
+	m.part.writing.Lock()
+	defer m.part.writing.Unlock()
+	left, err := m.record.Apply(ctx)
+	if err != nil {
+		m.part.store.log.Warn("what a session changed is not written into the project", "error", err)
+		return []string{"nothing was written into the project: " + err.Error()}
+	}
+	for _, file := range left[:min(len(left), maxLeft)] {
+		remarks = append(remarks, fmt.Sprintf("not written into the project: %s: %s", gitpatch.Quote(file.Path), file.Reason))
+	}
+	if more := len(left) - maxLeft; more > 0 {
+		remarks = append(remarks, fmt.Sprintf("not written into the project: %d more", more))
+	}
+	return remarks
+}
+
+// maxLeft bounds the files that are named because they were not written.
+const maxLeft = 5
 
 // note describes changes to the client.
 func note(s *Summary, first bool) call.Changes {
@@ -178,7 +224,7 @@ func (m *member) Settle(ending bool) []func() {
 	todo := m.Member.Settle(ending)
 	if m.unsaved {
 		m.unsaved = false
-		todo = append(todo, func() { m.record.Save(context.Background(), m.began) })
+		todo = append(todo, func() { m.save(context.Background(), m.began) })
 	}
 	return todo
 }

@@ -30,6 +30,8 @@ func (l layered) Upper() *os.File {
 	return file
 }
 
+func (l layered) Refresh() {}
+
 // writer is a member whose code writes a file.
 type writer struct {
 	session.Member
@@ -43,6 +45,10 @@ func (w writer) Call(_ context.Context, c call.Call, _ sandbox.Request) (call.Re
 }
 
 func (w writer) Settle(bool) []func() { return nil }
+
+func (w writer) Beside() (done func(context.Context) []string) {
+	return func(context.Context) []string { return nil }
+}
 
 func (w writer) End(call.Cause) {}
 
@@ -71,10 +77,14 @@ func TestPart_KeepsThePatchOfASession(t *testing.T) {
 	}
 	key := call.Key{ID: "s"}
 	during := must.Get(part.Read(key, 1<<20))(t)
+	done := member.Beside()
+	must.Do(t, os.WriteFile(filepath.Join(box.upper, "beside.py"), []byte("print(2)\n"), 0o644))
+	done(t.Context())
+	beside := must.Get(part.Read(key, 1<<20))(t)
 	member.End(call.Idle)
 	after := must.Get(part.Read(key, 1<<20))(t)
-	if !strings.Contains(string(during), "+print(1)\n") || string(after) != string(during) {
-		t.Errorf("%s, and then %s", during, after)
+	if !strings.Contains(string(during), "+print(1)\n") || !strings.Contains(string(beside), "+print(2)\n") || string(after) != string(beside) {
+		t.Errorf("%s, %s, and then %s", during, beside, after)
 	}
 	start().End(call.Idle) // a later session of this name
 }

@@ -176,7 +176,12 @@ type Record struct {
 	overlay *Overlay // nil after Close
 	written bool     // there is a patch
 	linked  bool
+	applied string // the sum of the last patch that Apply took; its caller locks
+	told    map[Refusal]bool
 }
+
+// maxTold bounds the files that a Record remembers to have returned.
+const maxTold = 1000
 
 // Begin returns a Record of the sandbox with this upper layer. It takes ownership of the
 // layer even if it fails. Head has the session, the environment and the project.
@@ -194,7 +199,7 @@ func (s *Store) Begin(head Head, upper *os.File) (*Record, error) {
 		return nil, fmt.Errorf("measure the upper layer: %w", err)
 	}
 	head.Began = time.Now()
-	r := &Record{store: s, head: head, name: head.Session + "-" + rand.Text()[:8] + suffix}
+	r := &Record{store: s, head: head, told: map[Refusal]bool{}, name: head.Session + "-" + rand.Text()[:8] + suffix}
 	r.overlay = NewOverlay(layer.Upper(upper), base, int64(fs.Blocks)*int64(fs.Bsize), func() (*os.File, error) { return tmpfile.File(s.folder) })
 	return r, nil
 }
@@ -250,6 +255,65 @@ func (r *Record) Save(ctx context.Context, began time.Time) {
 	if err := r.save(ctx, began); err != nil {
 		r.store.log.Warn("what a session changed in the project is not saved", "session", r.head.Session, "error", err)
 	}
+}
+
+// Release has the sandbox see what the user made of files since the session's versions were applied.
+func (r *Record) Release() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.overlay != nil {
+		r.overlay.Release()
+	}
+}
+
+// Apply writes what the policy allows into the project, as the function [Apply] does, and returns what
+// it did not write and has not returned before. An unchanged patch is not looked at again. One goroutine
+// at a time calls it.
+func (r *Record) Apply(ctx context.Context) (left []Refusal, err error) {
+	left, err = r.apply(ctx)
+	var news []Refusal
+	for _, one := range left {
+		if !r.told[one] && len(r.told) < maxTold {
+			r.told[one] = true
+			news = append(news, one)
+		}
+	}
+	return news, err
+}
+
+func (r *Record) apply(ctx context.Context) (left []Refusal, err error) {
+	r.mu.Lock()
+	path, written, sum, doubtful := filepath.Join(r.store.folder, r.name), r.written, r.head.Sum, r.head.Summary.Doubtful
+	r.mu.Unlock()
+	if !written || sum == r.applied {
+		return nil, nil
+	}
+	if len(doubtful) > 0 {
+		r.applied = sum
+		for _, name := range doubtful {
+			left = append(left, Refusal{name, "it was changed outside of the sandbox at the same time, so nothing is written until the user has looked"})
+		}
+		return left, nil
+	}
+	entry, err := open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer entry.Close()
+	applied, err := Apply(ctx, entry, nil)
+	r.applied = sum
+	var conflict *ConflictError
+	switch {
+	case errors.As(err, &conflict):
+		return conflict.Files, nil
+	case err != nil:
+		return nil, err
+	}
+	r.Save(ctx, time.Now()) // the project has these now
+	r.mu.Lock()
+	r.applied = r.head.Sum // of what is left
+	r.mu.Unlock()
+	return applied.Refused, nil
 }
 
 func (r *Record) save(ctx context.Context, began time.Time) error {

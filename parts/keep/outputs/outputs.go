@@ -53,8 +53,6 @@ type Limits struct {
 var DefaultLimits = Limits{Files: 256, FileBytes: 256 << 20, CallBytes: 512 << 20, FolderBytes: 16 << 30, Entries: 200_000, Measure: 10 * time.Second, Time: 20 * time.Second}
 
 const (
-	// inSandbox is the folder that is copied.
-	inSandbox = "/workspace/outputs/"
 	// partial begins the name of a file that is being written. Names from a sandbox begin with no
 	// dot.
 	partial = ".nix-sandbox-mcp-"
@@ -242,7 +240,7 @@ func (f *Folder) Copy(ctx context.Context, owner, to string, box sandbox.Sandbox
 	note := call.Copied{To: path.Join(f.name, to)}
 	left := f.limits.CallBytes
 	for _, file := range files {
-		name := strings.TrimPrefix(file.Path, inSandbox)
+		name := file.Name()
 		err := errors.New("the call has more files than are copied")
 		if note.Files < f.limits.Files {
 			var size int64
@@ -268,8 +266,8 @@ func (f *Folder) copy(ctx context.Context, owner, to, name string, box sandbox.S
 	limit := min(f.limits.FileBytes, left)
 	refused := policy.Result(name)
 	switch {
-	case !path.IsAbs(file.Path) || !strings.HasPrefix(file.Path, inSandbox) || path.Clean(file.Path) != file.Path:
-		return 0, errors.New("it is not in " + inSandbox)
+	case !file.Readable() || path.Clean(file.Path) != file.Path:
+		return 0, errors.New("it is not in " + sandbox.WorkspaceFolder)
 	case refused != "":
 		return 0, errors.New(refused)
 	case strings.Count(name, "/") > maxDepth:

@@ -172,7 +172,7 @@ func TestCopy_LeavesOutHostileNames(t *testing.T) {
 		}
 	}
 	// A path that the agent of a hostile sandbox could name is not in the folder.
-	for _, name := range []string{"/etc/passwd", "/workspace/outputs", "/workspace/x.csv", "relative.csv"} {
+	for _, name := range []string{"/etc/passwd", "/workspace/outputs", "/workspace/a/x.csv", "/tmp/x.csv", "relative.csv"} {
 		if note := f.Copy(t.Context(), "", "s", box{}, []sandbox.File{{Path: name, Content: []byte("x")}}); note.Files != 0 {
 			t.Errorf("%q: %+v", name, note)
 		}

@@ -7,10 +7,13 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/server"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
@@ -131,4 +134,37 @@ func TestNameOfTwoTools(t *testing.T) {
 			t.Fatalf("%+v for %q", refused, q.Tool)
 		}
 	}
+}
+
+// Of a server that all share, each principal gets its turn, however many calls of another one wait.
+func TestServers_TakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServers(slog.New(slog.DiscardHandler))
+		defer s.close()
+		spec, k := &Server{AtOnce: 8}, key{server: "shared"}
+		p := &process{started: make(chan struct{}), slots: account.NewPool(account.Terms{Total: 8, Least: 8}), idle: time.NewTimer(time.Hour)}
+		close(p.started)
+		s.all[k] = p
+		call := func(principal string) time.Duration {
+			began := time.Now()
+			_, done, err := s.use(t.Context(), k, principal, spec)
+			if err != nil {
+				t.Error(err)
+				return 0
+			}
+			defer done()
+			waited := time.Since(began)
+			time.Sleep(4 * time.Second)
+			return waited
+		}
+		var all sync.WaitGroup
+		for range 96 {
+			all.Go(func() { call("alice") })
+		}
+		time.Sleep(time.Second)
+		if waited := call("bob"); waited > 4*time.Second {
+			t.Errorf("bob's call waited %v", waited)
+		}
+		all.Wait()
+	})
 }

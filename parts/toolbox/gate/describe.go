@@ -24,7 +24,6 @@ const (
 var forms = map[string]string{
 	"python": `tools.%s.%s(%[3]s=…)`,
 	"node":   `await tools.%s.%s({%[3]s: …})`,
-	"ruby":   `Tools.%s.%s(%[3]s: …)`,
 	"bash":   `tool %s %s %[3]s=…`,
 }
 

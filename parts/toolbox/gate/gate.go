@@ -23,7 +23,9 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/server"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
@@ -52,6 +54,10 @@ const (
 	maxDenied = 10_000
 )
 
+// memory is what questions and answers of code may take together, in bytes, and how principals share
+// that.
+var memory = account.Terms{Total: 256 << 20, Least: 16 << 20, Reserve: 64 << 20}
+
 // Gate makes the calls of code. It wraps the Executor of runs.
 type Gate struct {
 	catalog *Catalog
@@ -59,6 +65,7 @@ type Gate struct {
 	log     *slog.Logger
 	checks  []check
 	runs    atomic.Uint64
+	memory  *account.Pool
 
 	mu       sync.Mutex
 	sessions map[string]int // sandboxes by ownOf
@@ -69,7 +76,7 @@ type check func(ctx context.Context, r *run, q *question) *refusal
 
 // New returns a Gate. The caller calls Close.
 func New(catalog *Catalog, log *slog.Logger) *Gate {
-	g := &Gate{catalog: catalog, servers: newServers(log), log: log, sessions: map[string]int{}}
+	g := &Gate{catalog: catalog, servers: newServers(log), log: log, memory: account.NewPool(memory), sessions: map[string]int{}}
 	g.checks = []check{g.isAllowed, g.isWithinRun, g.hasArguments, g.isApproved}
 	return g
 }
@@ -103,6 +110,7 @@ func (e *executor) Answer(ctx context.Context, c call.Call) (call.Result, error)
 	}
 	r := &run{executor: e, call: c, tools: tools, counts: map[string]int{}, number: e.runs.Add(1)}
 	c.Ask = r.answer
+	c.Hold = func(bytes int64) (release func(), err error) { return e.memory.Try(c.Principal, bytes) }
 	if c.User != nil && e.catalog.asks(tools) {
 		c.User.MayAsk()
 	}
@@ -184,7 +192,15 @@ func (r *run) answer(ctx context.Context, text []byte) []byte {
 	var q question
 	var result json.RawMessage
 	refused := &refusal{Kind: usage, Message: "a question is JSON with server, tool and arguments"}
-	if json.Unmarshal(text, &q) == nil {
+	values, err := rpc.Cost(text)
+	release, full := r.memory.Try(r.call.Principal, int64(len(text))+values)
+	switch {
+	case full == nil:
+		defer release()
+	case err == nil:
+		refused = &refusal{Kind: unavailable, Message: "too many bytes of questions and answers of tools are in work: ask fewer at a time"}
+	}
+	if err == nil && full == nil && json.Unmarshal(text, &q) == nil {
 		if len(q.Arguments) == 0 || string(q.Arguments) == "null" {
 			q.Arguments = json.RawMessage("{}")
 		}

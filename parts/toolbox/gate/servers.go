@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/server"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
@@ -48,7 +49,7 @@ type process struct {
 	started   chan struct{} // closed when client or err is set
 	client    *server.Client
 	err       error
-	slots     chan struct{} // of calls at a time
+	slots     *account.Pool // of calls at a time, in which principals take turns
 	users     int           // under servers.mu
 	idle      *time.Timer
 }
@@ -83,13 +84,12 @@ func (s *servers) use(ctx context.Context, k key, principal string, spec *Server
 		leave()
 		return nil, nil, p.err
 	}
-	select {
-	case p.slots <- struct{}{}:
-		return p.client, func() { <-p.slots; leave() }, nil
-	case <-ctx.Done():
+	release, err := p.slots.Take(ctx, principal, 1)
+	if err != nil {
 		leave()
-		return nil, nil, ctx.Err()
+		return nil, nil, err
 	}
+	return p.client, func() { release(); leave() }, nil
 }
 
 func (s *servers) process(ctx context.Context, k key, principal string, spec *Server) (*process, error) {
@@ -104,10 +104,11 @@ func (s *servers) process(ctx context.Context, k key, principal string, spec *Se
 		if k.owner == "" {
 			principal = "" // everybody's
 		}
+		calls := account.Terms{Total: int64(spec.AtOnce), Least: int64(spec.AtOnce)}
 		if !s.hasRoom(principal) {
 			return nil, errTooMany
 		}
-		p = &process{principal: principal, started: make(chan struct{}), slots: make(chan struct{}, spec.AtOnce)}
+		p = &process{principal: principal, started: make(chan struct{}), slots: account.NewPool(calls)}
 		p.idle = time.AfterFunc(idleTimeout, func() { s.endIdle(k, p) })
 		s.all[k] = p
 		s.ending.Go(func() { s.run(k, p, spec.Spec) })

@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/gate"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/server"
@@ -93,8 +95,25 @@ func (f File) Write(path string) error {
 		return err
 	}
 	defer os.Remove(part.Name())
-	_, err = part.Write(text.Bytes())
+	_, err = part.Write(visible(text.String()))
 	return cmp.Or(err, part.Chmod(0o644), part.Close(), os.Rename(part.Name(), path))
+}
+
+// visible writes the invisible characters of a text in JSON as JSON's escapes, because the user reads it.
+func visible(text string) []byte {
+	var shown []byte
+	for _, r := range text {
+		switch {
+		case r == '\n' || !hostile.Invisible(r):
+			shown = utf8.AppendRune(shown, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			shown = fmt.Appendf(shown, "\\u%04x\\u%04x", high, low)
+		default:
+			shown = fmt.Appendf(shown, "\\u%04x", r)
+		}
+	}
+	return shown
 }
 
 // Compare writes a line for each tool that differs from that of an earlier file, and returns how

@@ -110,7 +110,6 @@ let
 
     Python   tools.SERVER.TOOL(name=value); help(tools.SERVER.TOOL); tools.search("words")
     Node.js  await tools.SERVER.TOOL({name: value}); tools.SERVER.TOOL.help; tools.search("words")
-    Ruby     Tools.SERVER.TOOL(name: value); Tools.help(:SERVER, :TOOL)
     shell    tool SERVER TOOL name=text name:=json; tool SERVER --help; tool --search words
 
     SERVER/TOOL.json has a tool's description and schemas.
@@ -248,7 +247,6 @@ in
           NIX_SANDBOX_TOOLS = "${made}/tools";
           PYTHONPATH = "${made}/surface/python";
           NODE_OPTIONS = "--require ${made}/surface/node/preload.js";
-          RUBYOPT = "-r${made}/surface/ruby/preload.rb";
         }
         // arguments.env or { };
       };

@@ -29,9 +29,13 @@ const failed = `{"error":{"kind":"error","message":"the server failed to handle 
 // tooMuch takes the place of an answer that would wait beside too many bytes of others.
 const tooMuch = `{"error":{"kind":"unavailable","message":"64 MiB of answers of other tools wait to be read, and this one is lost: its tool may have done its work; read the others first"}}`
 
+// noRoom takes the place of an answer for which the server has no memory.
+const noRoom = `{"error":{"kind":"unavailable","message":"too many bytes of answers of tools wait to be read in all sessions, and this one is lost: its tool may have done its work; read the others first, or have it answer less"}}`
+
 // codeCalls are the questions that the code of a running call asks the server.
 type codeCalls struct {
 	answer func(ctx context.Context, question []byte) []byte
+	hold   func(bytes int64) (release func(), err error)
 	tell   func(frame.Request)
 	ctx    context.Context
 	end    context.CancelFunc
@@ -52,13 +56,14 @@ type codeCall struct {
 	left     bool   // the code has given it up
 	answer   []byte // what the agent has not taken yet; nil before there is one
 	held     int    // bytes of memory that answer keeps
+	release  func() // of what the answer is charged for
 	forget   context.CancelFunc
 }
 
 // newCodeCalls begins the questions of a call. When ctx ends, when the call's time is over, and at its
 // end, they are given up and get no answer.
 func newCodeCalls(ctx context.Context, request sandbox.Request, tell func(frame.Request)) *codeCalls {
-	a := &codeCalls{answer: request.Ask, tell: tell, open: map[uint64]*codeCall{}}
+	a := &codeCalls{answer: request.Ask, hold: request.Hold, tell: tell, open: map[uint64]*codeCall{}}
 	a.ctx, a.end = context.WithTimeout(ctx, request.Clock.AtMost(request.Timeout))
 	return a
 }
@@ -82,7 +87,7 @@ func (a *codeCalls) take(reply frame.Reply) error {
 		if len(a.open)-a.left == maxAsking || a.left == maxAsking {
 			return errors.New("its code asks more at a time than it may")
 		}
-		one = &codeCall{}
+		one = &codeCall{release: func() {}}
 		a.open[reply.Ask] = one
 	case one.asked && reply.More && one.answer != nil:
 		a.pass(reply, one)
@@ -99,7 +104,7 @@ func (a *codeCalls) take(reply frame.Reply) error {
 			return nil
 		}
 		a.waiting -= len(one.answer)
-		delete(a.open, reply.Ask)
+		a.drop(reply.Ask, one)
 		return nil
 	}
 	if len(one.question)+len(reply.Contents) > maxQuestion {
@@ -132,11 +137,34 @@ func (a *codeCalls) take(reply frame.Reply) error {
 		if a.waiting > 0 && a.waiting+len(answer) > maxWaiting {
 			answer = []byte(tooMuch)
 		}
+		if a.hold != nil {
+			if release, err := a.hold(int64(len(answer))); err == nil {
+				one.release = release
+			} else {
+				answer = []byte(noRoom)
+			}
+		}
 		one.answer, one.held = answer, len(answer)
 		a.waiting += len(answer)
 		a.pass(reply, one)
 	}()
 	return nil
+}
+
+// drop forgets a question.
+func (a *codeCalls) drop(id uint64, one *codeCall) {
+	one.release()
+	delete(a.open, id)
+}
+
+// close ends the questions with their call.
+func (a *codeCalls) close() {
+	a.end()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, one := range a.open {
+		one.release()
+	}
 }
 
 // pass sends the next part of an answer, and forgets the question with the last one.
@@ -150,7 +178,7 @@ func (a *codeCalls) pass(to frame.Reply, one *codeCall) {
 	}
 	a.waiting -= len(message.Contents)
 	if message.More = len(one.answer) > 0; !message.More {
-		delete(a.open, to.Ask)
+		a.drop(to.Ask, one)
 	}
 	a.telling++
 	go func() { // the agent may be busy sending

@@ -3,8 +3,10 @@ package framed
 import (
 	"bytes"
 	"context"
+	"errors"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -250,6 +252,44 @@ func TestAsks_BoundWhatWaits(t *testing.T) {
 		synctest.Wait()
 		if part := <-told; !part.More || a.waiting != len(large)-answerPart {
 			t.Errorf("after the first is given up, %d bytes wait", a.waiting)
+		}
+	})
+}
+
+// An answer is charged for until its last part is passed, it is given up, or its call ends.
+func TestAsks_AreCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held := int64(0)
+		large := make([]byte, 2*answerPart)
+		a, told := asking(t, func(context.Context, []byte) []byte { return large })
+		a.hold = func(n int64) (func(), error) {
+			if held+n > 2*int64(len(large)) {
+				return nil, errors.New("full")
+			}
+			held += n
+			return sync.OnceFunc(func() { held -= n }), nil
+		}
+		for n := range uint64(3) {
+			takes(t, a, frame.Reply{Ask: n, Contents: []byte("x")})
+			synctest.Wait()
+			if part := <-told; part.More != (n < 2) || n == 2 && string(part.Contents) != noRoom {
+				t.Errorf("answer %d has %d bytes in its first part, more: %v", n, len(part.Contents), part.More)
+			}
+		}
+		takes(t, a, frame.Reply{Ask: 0, More: true})
+		if <-told; held != int64(len(large)) {
+			t.Errorf("%d bytes are charged after the first was passed", held)
+		}
+		takes(t, a, frame.Reply{Ask: 1})
+		synctest.Wait()
+		if held != 0 {
+			t.Errorf("%d bytes are charged after the second was given up", held)
+		}
+		takes(t, a, frame.Reply{Ask: 5, Contents: []byte("x")})
+		synctest.Wait()
+		a.close()
+		if <-told; held != 0 {
+			t.Errorf("%d bytes are charged after the call", held)
 		}
 	})
 }

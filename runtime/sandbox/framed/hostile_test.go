@@ -341,7 +341,7 @@ func TestHostileResult(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result := must.Get(s.Run(t.Context(), sandbox.Request{Timeout: time.Hour}))(t)
+	result := must.Get(s.Run(t.Context(), sandbox.Request{Timeout: time.Hour, Keep: true}))(t)
 	if len(result.Files) != 1 || result.Files[0].Path != "/workspace/outputs/good" {
 		t.Errorf("files %+v", result.Files)
 	}

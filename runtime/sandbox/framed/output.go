@@ -36,14 +36,14 @@ func (o *output) add(reply frame.Reply) error {
 	if reply.Sample {
 		return nil
 	}
-	switch reply.Stream {
-	case frame.Stdout:
-		o.stdout.add(reply.Data, reply.Skipped)
-	case frame.Stderr:
-		o.stderr.add(reply.Data, reply.Skipped)
-	default:
+	to := map[string]*stream{frame.Stdout: &o.stdout, frame.Stderr: &o.stderr}[reply.Stream]
+	if to == nil {
 		return fmt.Errorf("the agent named the stream %.20q", reply.Stream)
 	}
+	if reply.Cleared {
+		*to = stream{}
+	}
+	to.add(reply.Data, reply.Skipped)
 	return nil
 }
 

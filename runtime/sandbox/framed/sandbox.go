@@ -28,7 +28,7 @@ import (
 const (
 	// answerMargin is how much later than a call's time limit and grace the
 	// agent may answer before its sandbox is killed.
-	answerMargin = time.Second
+	answerMargin = 5 * time.Second
 	readTimeout  = 5 * time.Second
 	// clockEvery is how late a call may be ended whose clock can stand still.
 	clockEvery = 100 * time.Millisecond
@@ -43,8 +43,8 @@ const (
 	lastBytesTimeout = 100 * time.Millisecond
 	// maxPending bounds the requests that wait for an answer.
 	maxPending = 64
-	// outputsFolder is the folder of a result's files.
-	outputsFolder = "/workspace/outputs/"
+	// temporary is the folder outside of the workspace of which a result may name files.
+	temporary = "/tmp/"
 	// maxUsed bounds the reported use of a limit.
 	maxUsed = 1 << 40
 )
@@ -308,7 +308,9 @@ func (s *Sandbox) Run(ctx context.Context, request sandbox.Request) (sandbox.Res
 	result.Stdout, result.Stderr = s.texts(out)
 	if err == nil {
 		result.ProjectChanged = s.launcher.takeProjectChanged()
-		err = s.check(reply, &result)
+		if err = s.check(reply, &result); err == nil {
+			result.Files = files(reply.Files, !request.Keep)
+		}
 	}
 	return result, err
 }
@@ -334,7 +336,7 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 	}
 	if request.Ask != nil {
 		p.codeCalls = newCodeCalls(ctx, request, s.tell)
-		defer p.codeCalls.end()
+		defer p.codeCalls.close()
 	}
 	id, err := s.send(frame.Request{
 		Type:      frame.Execute,
@@ -433,28 +435,35 @@ func (s *Sandbox) check(reply frame.Reply, result *sandbox.Result) error {
 			result.Stored = append(result.Stored, sandbox.Stored{Path: cut.Path, Bytes: cut.Stored, All: cut.Stored >= cut.Total})
 		}
 	}
-	result.Files = files(reply.Files)
 	return nil
 }
 
-// files returns only those files that code can have written.
-func files(all []frame.File) []sandbox.File {
-	var kept []sandbox.File
+// files returns only those files that code can have written, and last those that cannot be read. Loose
+// says that they may be elsewhere than in outputs.
+func files(all []frame.File, loose bool) []sandbox.File {
+	var kept, unread []sandbox.File
 	for _, file := range all {
-		if len(kept) == maxFiles {
+		if len(kept)+len(unread) == maxFiles {
 			break
 		}
-		if strings.HasPrefix(file.Path, outputsFolder) && inWorkspace(file.Path) && file.Size >= 0 {
-			kept = append(kept, sandbox.File{Path: file.Path, Size: file.Size, Linked: file.Linked})
+		one := sandbox.File{Path: file.Path, Size: file.Size, Linked: file.Linked}
+		switch {
+		case file.Size < 0:
+		case inWorkspace(file.Path) && one.Readable() && (loose || path.Dir(file.Path)+"/" != sandbox.WorkspaceFolder):
+			kept = append(kept, one)
+		case inFolder(file.Path, temporary) && loose:
+			unread = append(unread, one)
 		}
 	}
-	return kept
+	return append(kept, unread...)
 }
 
 // inWorkspace reports whether a path that a sandbox sent names a file under
 // /workspace. U+FFFD stands for bytes of a name that JSON cannot carry.
-func inWorkspace(name string) bool {
-	return len(name) <= 1024 && strings.HasPrefix(name, "/workspace/") && path.Clean(name) == name && !strings.ContainsAny(name, "\x00\ufffd")
+func inWorkspace(name string) bool { return inFolder(name, sandbox.WorkspaceFolder) }
+
+func inFolder(name, folder string) bool {
+	return len(name) <= 1024 && strings.HasPrefix(name, folder) && path.Clean(name) == name && !strings.ContainsAny(name, "\x00\ufffd")
 }
 
 // CopyFile implements [sandbox.Sandbox].
@@ -628,6 +637,10 @@ func (s *Sandbox) Upper() *os.File {
 	s.upper = nil
 	return upper
 }
+
+// Refresh implements [sandbox.Layered]. The kernel shows what it remembers of names for as long as it
+// likes: only a holder of the overlay can have it forget.
+func (s *Sandbox) Refresh() {}
 
 // Done implements [sandbox.Sandbox].
 func (s *Sandbox) Done() <-chan struct{} { return s.done }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
@@ -227,6 +228,10 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	}
 	l.running.Add(1)
 	l.mu.Unlock()
+	if wrong := config.TooFewFiles(); wrong != nil {
+		l.running.Done()
+		return nil, wrong
+	}
 	var ends pairs
 	defer func() {
 		closeAll(ends.theirs)

@@ -53,13 +53,19 @@ type visit struct {
 
 	mu      sync.Mutex
 	wake    sync.Cond
-	waiting []byte // from the sandbox
+	waiting []part // from the sandbox
 	taken   int    // of that was read since the last grant
 	window  int    // that the sandbox may still send
 	granted int    // that the sandbox takes
 	noMore  bool   // the sandbox sends no more
 	quiet   bool   // the input has ended
 	last    *frame.Reply
+}
+
+// part is output of one stream of a program.
+type part struct {
+	stream string
+	data   []byte
 }
 
 func newVisit(s *Sandbox) *visit {
@@ -69,12 +75,13 @@ func newVisit(s *Sandbox) *visit {
 }
 
 // Open implements [sandbox.Visitable].
-func (s *Sandbox) Open(ctx context.Context, terminal *frame.Terminal, port uint16) (sandbox.Stream, error) {
+func (s *Sandbox) Open(ctx context.Context, to frame.Request) (sandbox.Stream, error) {
 	st := newVisit(s)
 	timeout := openTimeout * s.launcher.slowness()
 	// Its frames are bounded by what was granted.
 	p := &pending{want: frame.Closed, visit: st, frames: math.MaxInt64}
-	id, err := s.send(frame.Request{Type: frame.Open, Terminal: terminal, Port: port}, p, timeout)
+	to.Type = frame.Open
+	id, err := s.send(to, p, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -121,10 +128,17 @@ func (st *visit) take(reply frame.Reply) error {
 			close(st.opened)
 		}
 	case frame.Bytes:
+		if reply.Stream != "" && reply.Stream != frame.Stdout && reply.Stream != frame.Stderr {
+			return fmt.Errorf("the agent sent the output %.20q", reply.Stream)
+		}
 		if st.window -= len(reply.Contents); st.window < 0 || st.noMore {
 			return errors.New("the agent sent more on a stream than it may")
 		}
-		st.waiting = append(st.waiting, reply.Contents...)
+		if n := len(st.waiting); n > 0 && st.waiting[n-1].stream == reply.Stream {
+			st.waiting[n-1].data = append(st.waiting[n-1].data, reply.Contents...)
+		} else if len(reply.Contents) > 0 {
+			st.waiting = append(st.waiting, part{reply.Stream, reply.Contents})
+		}
 		st.noMore = len(reply.Contents) == 0
 	case frame.Credit:
 		if reply.Size <= 0 || reply.Size > frame.Window-int64(st.granted) {
@@ -140,12 +154,23 @@ func (st *visit) take(reply frame.Reply) error {
 
 // Read implements [sandbox.Stream].
 func (st *visit) Read(p []byte) (int, error) {
+	n, _, err := st.Next(p)
+	return n, err
+}
+
+// Next implements [sandbox.Stream].
+func (st *visit) Next(p []byte) (n int, stream string, err error) {
 	st.mu.Lock()
 	for len(st.waiting) == 0 && !st.noMore {
 		st.wake.Wait()
 	}
-	n := copy(p, st.waiting)
-	st.waiting = st.waiting[n:]
+	if len(st.waiting) > 0 {
+		first := &st.waiting[0]
+		n, stream = copy(p, first.data), first.stream
+		if first.data = first.data[n:]; len(first.data) == 0 {
+			st.waiting = st.waiting[1:]
+		}
+	}
 	grant := 0
 	if st.taken += n; st.taken >= frame.Window/4 && !st.noMore {
 		grant, st.taken = st.taken, 0
@@ -156,9 +181,9 @@ func (st *visit) Read(p []byte) (int, error) {
 		st.box.tell(frame.Request{Type: frame.Credit, ID: st.id, Length: int64(grant)})
 	}
 	if n == 0 && len(p) > 0 {
-		return 0, io.EOF
+		return 0, "", io.EOF
 	}
-	return n, nil
+	return n, stream, nil
 }
 
 // Write implements [sandbox.Stream].
@@ -197,6 +222,12 @@ func (st *visit) CloseWrite() error {
 // Resize implements [sandbox.Stream].
 func (st *visit) Resize(t frame.Terminal) error {
 	st.box.tell(frame.Request{Type: frame.Resize, ID: st.id, Terminal: &t})
+	return nil
+}
+
+// Signal implements [sandbox.Stream].
+func (st *visit) Signal(number int) error {
+	st.box.tell(frame.Request{Type: frame.Signal, ID: st.id, Length: int64(number)})
 	return nil
 }
 

@@ -172,7 +172,7 @@ func (w *workspace) mounts(ctx context.Context) ([]*os.File, error) {
 	defer w.mu.Unlock()
 	w.conn.SetDeadline(time.Now().Add(w.timeout))
 	defer context.AfterFunc(ctx, func() { w.conn.SetDeadline(time.Now()) })()
-	files, err := w.exchange()
+	files, err := w.exchange(handOut)
 	switch {
 	case err == nil:
 		return files, nil
@@ -186,15 +186,25 @@ func (w *workspace) mounts(ctx context.Context) ([]*os.File, error) {
 	return nil, &sandbox.DeadError{Reason: fmt.Sprintf("the files of the session cannot be shared: %v", err), Log: w.log.String()}
 }
 
-// exchange asks for descriptors.
-func (w *workspace) exchange() ([]*os.File, error) {
-	if _, err := w.conn.Write([]byte{1}); err != nil {
+// Messages to the holder: it answers them with descriptors, or when the overlay has forgotten what it
+// knew of names.
+const (
+	handOut = 1
+	refresh = 2
+)
+
+// exchange asks for descriptors, which come with the answer to handOut.
+func (w *workspace) exchange(what byte) ([]*os.File, error) {
+	if _, err := w.conn.Write([]byte{what}); err != nil {
 		return nil, err
 	}
 	message, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(3*4))
 	_, n, flags, _, err := w.conn.ReadMsgUnix(message, rights)
 	if err != nil {
 		return nil, err
+	}
+	if what == refresh && n == 0 {
+		return nil, nil
 	}
 	return received(rights[:n], flags, "workspace")
 }
@@ -228,6 +238,17 @@ func (w *workspace) Upper() *os.File {
 	}
 	closeAll(files[:2])
 	return files[2]
+}
+
+// Refresh implements [sandbox.Layered].
+func (w *workspace) Refresh() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.conn.SetDeadline(time.Now().Add(w.timeout))
+	files, err := w.exchange(refresh)
+	if closeAll(files); err != nil {
+		w.Close() // an answer that comes later would be taken for the next one's
+	}
 }
 
 // Close implements [sandbox.Workspace].

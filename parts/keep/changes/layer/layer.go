@@ -223,6 +223,16 @@ func (t *Tree) Find(name string) (Entry, error) {
 	return t.entry(int(dir.Fd()), path.Base(name), name)
 }
 
+// Remove removes a file or a link.
+func (t *Tree) Remove(name string) error {
+	dir, err := openFD(int(t.root.Fd()), path.Dir(name), unix.O_DIRECTORY|unix.O_PATH)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return unix.Unlinkat(dir, path.Base(name), 0)
+}
+
 // entry returns the entry of a name in a folder.
 func (t *Tree) entry(dir int, name, at string) (Entry, error) {
 	var st unix.Stat_t

@@ -61,8 +61,6 @@ print(json.dumps([tools._value(one) for one in json.load(sys.stdin)]))`},
 	"node": {"-e", `const fs = require("fs"), file = process.argv[1] + "/node/tools.js", module = new (require("module"))(file)
 module._compile(fs.readFileSync(file, "utf8") + "\nmodule.exports = value", file)
 console.log(JSON.stringify(JSON.parse(fs.readFileSync(0)).map(module.exports)))`},
-	"ruby": {"-e", `require ARGV[0] + "/ruby/tools.rb"
-puts JSON.generate(JSON.parse($stdin.read).map { |one| Tools.send(:value, one) })`},
 }
 
 func TestValues_AreTheSameInEachLanguage(t *testing.T) {
