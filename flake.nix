@@ -28,7 +28,7 @@
       };
     in
     {
-      lib = import ./nix/flake-lib.nix;
+      lib = import ./nix/flake-lib.nix { inherit nixpkgs; };
 
       # By their paths: imported twice, a module counts once.
       flakeModules.default = ./modules/flake-parts.nix;
@@ -67,7 +67,19 @@
       legacyPackages = eachSystem (
         system: _: {
           inherit (library.${system}) presets optionPages;
-          debug = import ./nix/debug.nix { server = server.${system}; };
+          debug = self.debug.${system};
+        }
+      )
+      # `nix build` and `nix run` look here last, and `nix flake check` does not evaluate it.
+      // lib.genAttrs [ "aarch64-darwin" "x86_64-darwin" ] (system: {
+        default = throw "nix-sandbox-mcp: sandboxes need Linux, and this is ${system}: run the server on a Linux machine, or in a virtual machine with Linux";
+      });
+
+      debug = eachSystem (
+        system: _:
+        import ./nix/debug.nix {
+          server = server.${system};
+          library = library.${system};
         }
       );
 

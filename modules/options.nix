@@ -8,11 +8,12 @@ let
   inherit (lib) mkOption types;
 
   # No package is needed to know what can be written.
-  interpreters = import ../nix/interpreters { pkgs = { inherit lib; }; };
+  pkgs = { inherit lib; };
+  interpreters = import ../nix/interpreters { inherit pkgs; };
   rows = import ../nix/lib/options.nix {
     inherit lib;
     interpreters = lib.attrNames interpreters;
-    presets = lib.sort (a: b: a < b) (lib.mapAttrsToList (_: known: known.preset.name) interpreters);
+    presets = lib.attrNames (import ../nix/presets.nix { inherit pkgs interpreters; });
     backends = lib.attrNames (import ../nix/backends { pkgs = { }; programs = { }; });
   };
 

@@ -41,13 +41,7 @@ let
       presets = lib.attrNames presets;
       backends = lib.attrNames backends;
     };
-    # What mkSandbox is given for each preset.
-    presets = lib.mapAttrs' (
-      type: known:
-      lib.nameValuePair known.preset.name (
-        removeAttrs known.preset [ "name" ] // { interpreter_type = type; }
-      )
-    ) interpreters;
+    presets = call ./presets.nix;
     project = call ./lib/fromProject.nix;
     sandbox = call ./lib/mkSandbox.nix;
     server = call ./lib/mkServer.nix;

@@ -1,6 +1,9 @@
 # The library's functions for other flakes, which say for which packages:
 #
 #   nix-sandbox-mcp.lib.mkSandbox { inherit pkgs; name = "perl"; … }
+#
+# Without pkgs, mkSandbox takes the flake's own nixpkgs for the system of its first package.
+{ nixpkgs }:
 let
   withPkgs =
     name: use: args:
@@ -8,10 +11,20 @@ let
       use (import ./. { inherit (args) pkgs; }) (removeAttrs args [ "pkgs" ])
     else
       throw "${name} lacks pkgs: use ${name} { inherit pkgs; … }";
+  ofPackage =
+    use: args:
+    let
+      packages = args.packages or null;
+      first = if builtins.isList packages && packages != [ ] then builtins.head packages else { };
+    in
+    if builtins.isAttrs args && !(args ? pkgs) && first ? system then
+      use (args // { pkgs = nixpkgs.legacyPackages.${first.system}; })
+    else
+      use args;
 in
 {
   escapeTest = withPkgs "escapeTest" (library: args: library.escapeTest args.sandbox);
-  mkSandbox = withPkgs "mkSandbox" (library: library.mkSandbox);
+  mkSandbox = ofPackage (withPkgs "mkSandbox" (library: library.mkSandbox));
   fromProject = withPkgs "fromProject" (library: library.fromProject);
   mkServer = withPkgs "mkServer" (library: library.mkServer);
   mkImage = withPkgs "mkImage" (library: library.mkImage);

@@ -30,7 +30,6 @@ let
     "bash"
     "node"
     "python"
-    "ruby"
   ];
 
   interpreter =

@@ -1,22 +1,39 @@
 # What `client-config` prints for each client, and what it does with --install.
 #
-#   add       the client's own command that adds a server: the words of `start`, `project` and
-#             `connect`, as below, and of `get` and `remove` if it refuses a name that it has; null
-#             if it has none. Then --install edits its file, if that is plain JSON
+#   add       the client's own command that adds a server: the words of `start` and `connect`, as
+#             below, and of `get` and `remove` if it refuses a name that it has; null if it has
+#             none. Then --install edits its file, if that is plain JSON
 #   format    of its file: json, toml or yaml
 #   files     by scope: the file for all projects of a user, and the one for a project; null if
 #             there is none. A path may have ${VARIABLE:-DEFAULT} in it
 #   note      how the user finds the file in the client; null if the path says enough
 #   start     has the client start the server
-#   project   the same, with a project for every sandbox
+#   variables the same, with variables for the server
 #   connect   has the client reach a server at a URL; null if its file has no place for that
 #   allow     what another file needs so that the client does not ask before each call: files and
 #             text, which is JSON; null if the client asks nothing, or has no file for that
+#   shell     what has the client's own shell commands run in the sandbox (`hook`): files and text, and
+#             for JSON that a file is to have besides, format = "json"; note says what the user does then;
+#             null if the client has no hook for that
 #
-# "@COMMAND@", "@DIR@" and "@URL@" are replaced by strings in quotes, which JSON, TOML and YAML
-# write alike, and in `add` by the words themselves, as is @SCOPE@, "user" or "project". The server is called "sandbox" in a table of servers: operator/clientfile relies on
-# that.
+# "@COMMAND@" and "@URL@" are replaced by strings in quotes, which JSON, TOML and YAML write alike,
+# and in `add` by the words themselves, as is @SCOPE@, "user" or "project". "@ENV@" is replaced by
+# a table of variables, and in `add` by --env NAME=VALUE for each of them. The server is called
+# "sandbox" in a table of servers: operator/clients/clientfile relies on that.
 let
+  # Of @HOOK@, which fails closed: these clients run the command unless the status is 2.
+  hook = matcher: [
+    {
+      inherit matcher;
+      hooks = [
+        {
+          type = "command";
+          command = "@HOOK@";
+        }
+      ];
+    }
+  ];
+
   # The variable in which clients find the token of their user.
   token = "NIX_SANDBOX_TOKEN";
 
@@ -44,6 +61,7 @@ let
       note ? null,
       allow ? null,
       add ? null,
+      shell ? null,
       key ? "mcpServers",
       # What the description of a server has besides.
       start ? { },
@@ -67,9 +85,9 @@ let
     {
       format = "json";
       files = { inherit user project; };
-      inherit note allow add;
+      inherit note allow add shell;
       start = write started;
-      project = write (started // { ${variables}.PROJECT_DIR = "@DIR@"; });
+      variables = write (started // { ${variables} = "@ENV@"; });
       connect =
         if bearer == null then
           null
@@ -86,7 +104,7 @@ let
     };
 in
 {
-  claude-code = json {
+  claude-code = json rec {
     add =
       let
         words = [
@@ -96,8 +114,6 @@ in
           "--scope"
           "@SCOPE@"
         ];
-        # --env takes every word up to the next option.
-        start = variables: words ++ [ "sandbox" ] ++ variables ++ [ "--" ] ++ serve;
       in
       {
         get = [
@@ -114,11 +130,15 @@ in
           "@SCOPE@"
           "sandbox"
         ];
-        start = start [ ];
-        project = start [
-          "--env"
-          "PROJECT_DIR=@DIR@"
-        ];
+        # --env takes every word up to the next option.
+        start =
+          words
+          ++ [
+            "sandbox"
+            "@ENV@"
+            "--"
+          ]
+          ++ serve;
         connect = words ++ overHttp;
       };
     user = "\${CLAUDE_CONFIG_DIR:-~}/.claude.json";
@@ -131,6 +151,12 @@ in
         project = ".claude/settings.json";
       };
       text = builtins.toJSON { permissions.allow = [ "mcp__sandbox__run" ]; };
+    };
+    shell = {
+      inherit (allow) files;
+      format = "json";
+      note = null;
+      text = builtins.toJSON { hooks.PreToolUse = hook "Bash|Monitor|PowerShell|REPL|Eval"; };
     };
   };
   claude-desktop = json {
@@ -154,12 +180,19 @@ in
         ];
       in
       {
-        start = words ++ [ "--" ] ++ serve;
-        project = words ++ [
-          "--env"
-          "PROJECT_DIR=@DIR@"
-          "--"
-        ] ++ serve;
+        remove = [
+          "codex"
+          "mcp"
+          "remove"
+          "sandbox"
+        ];
+        start =
+          words
+          ++ [
+            "@ENV@"
+            "--"
+          ]
+          ++ serve;
         connect = words ++ [
           "--url"
           "@URL@"
@@ -174,13 +207,22 @@ in
     };
     note = null;
     allow = null;
+    shell = {
+      files = {
+        user = "\${CODEX_HOME:-~/.codex}/hooks.json";
+        project = ".codex/hooks.json";
+      };
+      format = "json";
+      note = "start codex, open /hooks and trust the hook: until then Codex runs commands outside, without a word";
+      text = builtins.toJSON { hooks.PreToolUse = hook "Bash"; };
+    };
     start = ''
       [mcp_servers.sandbox]
       command = "@COMMAND@"
       args = ["--stdio"]
     '';
-    project = ''
-      ${start}env = { PROJECT_DIR = "@DIR@" }
+    variables = ''
+      ${start}env = "@ENV@"
     '';
     connect = ''
       [mcp_servers.sandbox]
@@ -215,29 +257,36 @@ in
           "--scope"
           "@SCOPE@"
         ];
-        start =
-          variables:
-          words
-          ++ [
-            "sandbox"
-            "@COMMAND@"
-          ]
-          ++ variables
-          ++ [
-            "--"
-            "--stdio"
-          ];
       in
       {
-        start = start [ ];
-        project = start [
-          "--env"
-          "PROJECT_DIR=@DIR@"
+        remove = [
+          "gemini"
+          "mcp"
+          "remove"
+          "--scope"
+          "@SCOPE@"
+          "sandbox"
+        ];
+        start = words ++ [
+          "sandbox"
+          "@COMMAND@"
+          "@ENV@"
+          "--"
+          "--stdio"
         ];
         connect = words ++ overHttp;
       };
     user = "~/.gemini/settings.json";
     project = ".gemini/settings.json";
+    shell = {
+      files = {
+        user = "~/.gemini/settings.json";
+        project = ".gemini/settings.json";
+      };
+      format = "json";
+      note = null;
+      text = builtins.toJSON { hooks.BeforeTool = hook "run_shell_command"; };
+    };
     url = "httpUrl";
     bearer = "\${${token}}";
   };
@@ -250,6 +299,7 @@ in
     };
     note = null;
     allow = null;
+    shell = null;
     start = ''
       extensions:
         sandbox:
@@ -261,8 +311,8 @@ in
           args: ["--stdio"]
           timeout: 300
     '';
-    project = ''
-      ${start}    envs: {PROJECT_DIR: "@DIR@"}
+    variables = ''
+      ${start}    envs: "@ENV@"
     '';
     connect = ''
       extensions:
@@ -284,6 +334,15 @@ in
   opencode = json {
     user = "${config}/opencode/opencode.json";
     project = "opencode.json";
+    shell = {
+      files = {
+        user = "${config}/opencode/plugin/nix-sandbox.js";
+        project = ".opencode/plugin/nix-sandbox.js";
+      };
+      format = "js";
+      note = null;
+      text = builtins.readFile ./opencode.js;
+    };
     key = "mcp";
     start = {
       type = "local";

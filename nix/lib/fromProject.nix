@@ -20,11 +20,16 @@ let
     description = "The project's own development shell, in bash";
   };
 
+  # Agents expect git, ripgrep and the like, which few shells name. The shell's own programs come first.
+  withTools =
+    shell:
+    if !(isAttrs shell) then shell else shell // { behind = (sandbox.build { name = "shell"; preset = "shell"; }).environment; };
+
   shellOf =
     project: project.devShells.${system}.default or project.devShell.${system} or null;
 
   values =
-    { project, ... }@args: usual // { from_shell = shellOf project; } // removeAttrs args [ "project" ];
+    { project, ... }@args: usual // { from_shell = withTools (shellOf project); } // removeAttrs args [ "project" ];
 
   problems =
     args:
@@ -47,5 +52,5 @@ in
   make = args: validate.orThrow (problems args) (sandbox.build (values args));
 
   # The same of a file of variables that shellVariables.nix made.
-  ofVariables = sandboxVariables: sandbox.build (usual // { from_shell = { inherit sandboxVariables; }; });
+  ofVariables = sandboxVariables: sandbox.build (usual // { from_shell = withTools { inherit sandboxVariables; }; });
 }

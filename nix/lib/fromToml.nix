@@ -117,6 +117,43 @@ let
         { packages = [ found.value ] ++ own.packages or [ ]; }
     );
 
+  # What the file may say of somebody else's sandbox, because the server alone looks at it. Its memory
+  # and network are what its own programs make of them.
+  ofServer = [
+    "max_timeout_seconds"
+    "timeout_seconds"
+  ];
+  says = own: lib.filterAttrs (key: value: lib.elem key ofServer && value != null) own;
+
+  # The same sandbox with what the file says of it.
+  changed =
+    name: own: artifact:
+    let
+      given = says own;
+      changes = given // {
+        inherit name;
+        # A call may ask for as much as it has anyway.
+        max_timeout_seconds =
+          given.max_timeout_seconds or (lib.max artifact.metadata.max_timeout_seconds (given.timeout_seconds or 0));
+      };
+    in
+    if given == { } then
+      artifact
+    else
+      pkgs.runCommandLocal "sandbox-${name}"
+        {
+          nativeBuildInputs = [ pkgs.jq ];
+          changes = toJSON changes;
+        }
+        ''
+          cp -r ${artifact} $out
+          chmod -R u+w $out
+          jq --compact-output --argjson changes "$changes" '. + $changes' ${artifact}/metadata.json > $out/metadata.json
+        ''
+      // {
+        metadata = artifact.metadata // changes;
+      };
+
   # Until it is followed, any package stands in for it.
   standIn = {
     path = [ "packages" ];
@@ -134,7 +171,8 @@ let
         "sandbox"
         "flake"
       ];
-      beside = lib.filter (k: k != "sandbox" && given k) (attrNames own);
+      # Of an artifact at a path nothing can be changed here.
+      beside = lib.filter (k: k != "sandbox" && given k && (isPath own.sandbox || !(lib.elem k ofServer))) (attrNames own);
     in
     if key == null then
       configuration.environmentProblems words defaults name own
@@ -193,7 +231,10 @@ let
                 throw "${location} sandbox is ${toJSON own.sandbox}, which is no sandbox: use flake = and an interpreter, or make it with mkSandbox"
               else
                 # The file's name for it counts.
-                artifact // { metadata = artifact.metadata // { inherit name; }; };
+                let
+                  same = changed name own artifact;
+                in
+                same // { metadata = same.metadata // { inherit name; }; };
           }
         else if own.flake or null != null then
           withPackage (follow base location own.flake) own
@@ -235,7 +276,8 @@ in
         _: own:
         if own.sandbox or null != null then
           {
-            kind = if isPath own.sandbox then "path" else "sandbox";
+            # One that is changed is another one, which is made here.
+            kind = if isPath own.sandbox then "path" else if says own == { } then "sandbox" else "flake";
             value = own.sandbox;
           }
         else if own.flake or null != null then

@@ -26,7 +26,7 @@ let
       builtins.split "([A-Z])" name
     );
 
-  # The options as they are declared; a shell alone is a sandbox for bash.
+  # The options as they are declared; packages or a shell alone are a sandbox for bash.
   normal =
     args:
     if !(lib.isAttrs args) then
@@ -37,9 +37,11 @@ let
           name: lib.nameValuePair (if options.mkSandbox ? ${snake name} then snake name else name)
         ) args;
         says = name: given.${name} or null != null;
+        # A preset has an interpreter of its own.
+        brings = says "from_shell" || says "packages" && given.packages != [ ] && !(says "preset");
       in
       given
-      // lib.optionalAttrs (says "from_shell" && !(says "interpreter") && !(says "interpreter_type")) {
+      // lib.optionalAttrs (brings && !(says "interpreter") && !(says "interpreter_type")) {
         interpreter_type = "bash";
       };
 
@@ -54,8 +56,8 @@ let
     if !(own ? preset) then
       given
     else
-      # An environment's own interpreter is not of the preset's type.
-      (if own ? interpreter then removeAttrs preset [ "interpreter_type" ] else preset)
+      # An environment's own interpreter is not the preset's.
+      (if own ? interpreter || own ? interpreter_type then removeAttrs preset [ "interpreter" "interpreter_type" ] else preset)
       // {
         # A model does not look for packages that the preset's own words do not name.
         description = describe.with' preset.description (
@@ -171,6 +173,7 @@ let
       HOME = "/workspace";
       TMPDIR = "/workspace";
       LANG = "C.UTF-8";
+      TERM = "dumb"; # a terminal of the user sets its own
       TZDIR = "/usr/share/zoneinfo"; # nixpkgs' C library has no place of its own
       USER = "sandbox";
     }
@@ -189,12 +192,13 @@ let
             shell = given.from_shell;
           });
         programs = "${environment}/bin";
+        behind = lib.optionalString (given.from_shell ? behind) ":${given.from_shell.behind}/bin";
         except = lib.attrNames variables;
       }
       ''
         while IFS= read -r -d "" variable; do
           [[ " $except " != *" ''${variable%%=*} "* ]] || continue
-          case $variable in PATH=*) variable=PATH=$programs:''${variable#PATH=} ;; esac
+          case $variable in PATH=*) variable=PATH=$programs:''${variable#PATH=}$behind ;; esac
           printf '%s\0' "$variable"
         done < $found > $out
       '';
@@ -258,6 +262,7 @@ let
         // {
           schema = 1;
           network = networkMetadata given.network (args.of_defaults or false);
+          programs = "${environment}/bin";
           inherit (isolated) closure needs;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; }

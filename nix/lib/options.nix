@@ -241,6 +241,12 @@ let
       default = { };
       doc = "Environment variables inside the sandbox. They lie in the store, so no secrets.";
     };
+    inherit_env = {
+      type = types.variableNames;
+      default = [ ];
+      published = true;
+      doc = "Names of variables of the server's own environment that code gets, beside those of [project] inherit_env; their values never lie in the store.";
+    };
     extra_binds = {
       type = types.binds;
       default = { };
@@ -591,7 +597,7 @@ rec {
       doc = "A server with Streamable HTTP, in place of `command`. This server connects to it, from outside of any jail.";
     };
     headers = {
-      type = types.variables;
+      type = types.headers;
       default = { };
       doc = "What each request to `url` has: headers, and for each the name of the variable of the server's own environment that has its value.";
     };
@@ -664,9 +670,9 @@ rec {
     mode = {
       type = types.choiceBut {
         readwrite = "and code in a sandbox never changes files of the host";
-      } [ "readonly" "overlay" ];
+      } [ "readonly" "overlay" "write" ];
       default = "readonly";
-      doc = "What code may do with the project: read it, or (`overlay`) also write into it, on a layer of at most workspace_mb that is thrown away with the sandbox.";
+      doc = "What code may do with the project: read it, or (`overlay`) also write into it, on a layer of at most workspace_mb that is thrown away with the sandbox. With `write`, what `changes --apply` takes without a path is also written into the project itself after each call of a session.";
     };
     use_flake = {
       type = types.boolean;

@@ -32,6 +32,7 @@ pkgs.runCommandLocal "sandbox-base" { } (
     ln -sf ${pkgs.bash}/bin/bash $out/bin/sh
     echo '${name}:x:${toString uid}:${toString gid}:${name}:/workspace:/bin/sh' > $out/etc/passwd
     echo '${name}:x:${toString gid}:' > $out/etc/group
+    printf 'NAME=sandbox\nID=sandbox\nPRETTY_NAME="a sandbox of nix-sandbox-mcp"\n' > $out/etc/os-release
     printf '127.0.0.1 localhost ${hostname}\n::1 localhost\n' > $out/etc/hosts
     printf 'passwd: files\ngroup: files\nhosts: files\n' > $out/etc/nsswitch.conf
     printf '[user]\n\tname = ${name}\n\temail = ${name}@localhost\n[init]\n\tdefaultBranch = main\n' > $out/etc/gitconfig

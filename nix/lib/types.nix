@@ -78,6 +78,8 @@ let
     // more;
 
   # A name that a shell can have for a variable.
+  # A name of a header (RFC 9110, section 5.6.2).
+  isToken = n: match "[A-Za-z0-9!#$%&'*+.^_|~-]+" n != null;
   isVariable = n: match "[A-Za-z_][A-Za-z0-9_]*" n != null;
 
   or' =
@@ -344,6 +346,15 @@ let
     secretFile = {
       accepts = v: isPlain v && !(inside v builtins.storeDir);
       wanted = "the absolute path of a file in quotes, outside of ${builtins.storeDir}, where everybody could read it";
+    };
+
+    variableNames = {
+      accepts = v: isList v && all (n: isString n && isVariable n) v;
+      wanted = "a list of names of variables, such as [\"API_TOKEN\"]";
+    };
+
+    headers = setOf (name: value: isToken name && isString value && isVariable value) {
+      wanted = "headers, each with the name of a variable, such as { X-API-Key = \"API_KEY\" }";
     };
 
     variableName = {

@@ -29,7 +29,8 @@ check() {
       'status '*) status=1 wrong=${wrong:-it did not say why} ;;
       # The server's metadata, whose texts may look like an error of Nix.
       '{'*) ;;
-      'own '* | 'path '* | 'flake '* | 'sandbox '*) rows+=("$line") ;;
+      'own '*) rows+=("$line") ;;
+      'path '* | 'flake '* | 'sandbox '*) rows+=("$line"); missing "$line" ;;
       *) explain "$line" ;;
     esac
   done <<<"$text"
@@ -47,6 +48,26 @@ check() {
     esac
   done
   exit 0
+}
+
+# missing ROW: says so, and sets $status, if the folder that an environment comes
+# from does not exist. Whether a flake has what is asked of it, its build tells.
+missing() {
+  local kind name from
+  IFS=' ' read -r kind name from <<<"$1"
+  from=${from%%'#'*} from=${from%%'?'*} from=${from#path:} from=${from#git+file:} from=${from#//}
+  case $from in
+    /*) ;;
+    *) return 0 ;;
+  esac
+  if [ ! -d "$from" ]; then
+    printf 'nix-sandbox-mcp: error: [environments.%s] is of %s, which is no folder: correct its path\n' "$name" "$from" >&2
+  elif [ "$kind" != flake ] && [ ! -f "$from/metadata.json" ]; then
+    printf 'nix-sandbox-mcp: error: [environments.%s] sandbox is %s, which is no sandbox: give the folder that nix build made of one\n' "$name" "$from" >&2
+  else
+    return 0
+  fi
+  status=1
 }
 
 # usage PROBLEM HINT: ends with an error about the command line.

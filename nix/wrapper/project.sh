@@ -145,6 +145,7 @@ repository() {
       case $value in /*/objects) flags+=(--ro-bind-try "$value" "$value") ;; esac
     done < <(head -n 16 -- "$common/objects/info/alternates")
   fi
+  problem=
 }
 
 # git_setting FILE KEY [VALUE]: prints or writes a setting of a file of git's.
@@ -263,6 +264,10 @@ evaluate_shell() {
     case $said in
       *"--no-update-lock-file"* | *"unable to download"* | *"fetch"* | *"registries"* | *"program 'git' failed"*)
         problem="$place has inputs that its flake.lock lacks: lock them with \`nix flake lock\` and \`git add\`"
+        ;;
+      # Nix sees only the files that git knows.
+      *"is not tracked by Git"* | *"/flake.nix': No such file"* | *"does not contain a "*"flake.nix"*)
+        problem="$place has a flake.nix that git does not know: \`git add flake.nix\`"
         ;;
     esac
     return 1

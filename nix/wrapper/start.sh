@@ -71,7 +71,7 @@ own_folder() {
   local base=${XDG_RUNTIME_DIR-}
   [ -z "$private" ] || return 0
   [ -n "$base" ] && [ -d "$base" ] && [ -w "$base" ] || base=${TMPDIR:-/tmp}
-  private=$(mktemp -d -- "$base/nix-sandbox-mcp.XXXXXXXXXX") || {
+  private=$(mktemp -d -- "$base/nix-sandbox-mcp.XXXXXXXXXX" 2>/dev/null) || {
     private=
     [ $required = no ] || fail "no folder can be made in $base" "set TMPDIR to a folder that the server may write"
     return 1

@@ -7,6 +7,7 @@ export NIX_SANDBOX_METADATA="${NIX_SANDBOX_METADATA-@out@/share/nix-sandbox-mcp/
 # The references of the build come before those of the environment. For the
 # other settings the environment overrides the build.
 NIX_SANDBOX_ENVS=@flakeRefs@${NIX_SANDBOX_ENVS:+,$NIX_SANDBOX_ENVS}
+NIX_SANDBOX_ENVS=${NIX_SANDBOX_ENVS#,}
 if [ -z "${NIX_SANDBOX_CONFIG-}" ]; then
   PROJECT_USE_FLAKE=${PROJECT_USE_FLAKE-@useFlake@} project=@project@
 fi
@@ -29,7 +30,7 @@ needs_environments=yes
 case "${1-} ${2-}" in
   # The completion of these commands lists the names of the environments.
   '__complete run' | '__complete shell') ;;
-  -h* | --help* | changes* | --version* | version* | help* | client-config* | completion* | __complete* | config* | manual* | token* | top* | approve* | sessions* | get* | forward*)
+  -h* | --help* | changes* | --version* | version* | help* | client-config* | completion* | __complete* | config* | manual* | token* | top* | approve* | sessions* | get* | exec* | hook* | forward*)
     needs_environments=no
     ;;
 esac

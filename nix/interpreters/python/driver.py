@@ -186,6 +186,15 @@ def begin_line():
             STDOUT.write('\n')
 
 
+def take_back(sequence):
+    """Has the agent forget what was written, but not what the code captures."""
+    for stream, own in (sys.stdout, STDOUT), (sys.stderr, sys.__stderr__):
+        if stream is own:
+            stream.write(sequence)
+            stream.flush()
+    Buffer.last = b'\n'
+
+
 def display(*values, **options):
     """Shows values: images as images, HTML as text. See IPython.display.display."""
     begin_line()
@@ -216,8 +225,10 @@ def show_value(value):
 def end_call():
     """Shows the figures that the code left open, as a notebook does, and the time that
     a cell took if it asks for that."""
-    for name in 'sandbox_figures', 'sandbox_shell':
+    for name in 'sandbox_figures', 'sandbox_display', 'sandbox_shell':
         if module := sys_modules.get(name):
+            if name == 'sandbox_display' and module.held:
+                begin_line()
             module.end_call()
 
 
@@ -517,7 +528,7 @@ copy.reseed, copy.rehearse, copy.feed, copy.load = reseed, rehearse, feed, load
 sys.set_int_max_str_digits(0)
 main['__file__'] = ROOT + '/main.py'
 after_import = {
-    'sandbox_display': lambda module: setattr(module, 'workspace', ROOT),
+    'sandbox_display': lambda module: module.__dict__.update(workspace=ROOT, take_back_text=take_back),
     'asyncio': have_tasks,
     'inspect': lambda module: load('sandbox_source').install_inspect(module, sources),
     'multiprocessing.spawn': lambda module: load('sandbox_source').install(module, sources),

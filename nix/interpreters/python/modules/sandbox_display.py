@@ -36,6 +36,9 @@ ORDER = ('image/png', 'image/jpeg', 'image/gif', 'image/webp', 'image/svg+xml', 
 workspace = '/workspace'  # unless the driver says otherwise
 counter = 0
 kept = None  # a list that takes images in place of the answer
+drawn = []  # the files of this call that clear_output takes back
+cleared = False  # whether it does when the next one comes
+held = {}  # the displays of this call that may still change, by their ids
 
 
 def outputs():
@@ -56,6 +59,37 @@ def new_file(stem, extension):
             return path
 
 
+def new_drawing(stem, extension):
+    """The same for an image that is shown, and not a file that code wrote."""
+    if cleared:
+        take_back()
+    drawn.append(new_file(stem, extension))
+    return drawn[-1]
+
+
+def take_back():
+    """Removes the images that this call has shown so far."""
+    global cleared
+    cleared = False
+    for path in drawn:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+    drawn.clear()
+
+
+def end_call():
+    """Shows what could still change, and leaves all as it is."""
+    global cleared
+    last = list(held.values())
+    held.clear()
+    for values, options in last:
+        display(*values, **options)
+    cleared = False
+    drawn.clear()
+
+
 def write_image(data, kind, stem='image'):
     """Writes an image and says whether it did."""
     if isinstance(data, str):
@@ -65,7 +99,7 @@ def write_image(data, kind, stem='image'):
     if kept is not None:
         kept.append(Image(data))
         return True
-    with open(new_file(stem, EXTENSIONS[kind]), 'wb') as file:
+    with open(new_drawing(stem, EXTENSIONS[kind]), 'wb') as file:
         file.write(data)
     return True
 
@@ -171,7 +205,12 @@ def show(value):
 
 
 def display(*values, include=None, exclude=None, metadata=None, transient=None, display_id=None, raw=False, clear=False, **kwargs):
-    """Shows values, as IPython's function of the same name does."""
+    """Shows values, as IPython's function of the same name does: if they have an id,
+    when the call ends, as they are then."""
+    if display_id is not None:
+        handle = DisplayHandle(display_id if isinstance(display_id, str) else None)
+        held[handle.display_id] = values, {'raw': raw}
+        return handle
     for value in values:
         if raw and isinstance(value, dict):
             show_bundle(value)
@@ -179,20 +218,18 @@ def display(*values, include=None, exclude=None, metadata=None, transient=None, 
             print(repr(value))
         else:
             show(value)
-    if display_id is not None:
-        return DisplayHandle(display_id if isinstance(display_id, str) else None)
     return None
 
 
 class DisplayHandle:
-    """What display(…, display_id=True) returns: an update is shown as a new
-    value, since what was written cannot be taken back."""
+    """What display(…, display_id=True) returns: an update takes the place of the
+    value, and is shown as a new one if the call has ended."""
 
     def __init__(self, display_id=None):
         self.display_id = display_id or base64.b16encode(os.urandom(8)).decode().lower()
 
-    def display(self, value, **kwargs):
-        display(value, **kwargs)
+    def display(self, value, raw=False, **kwargs):
+        held[self.display_id] = (value,), {'raw': raw}
 
     update = display
 
@@ -202,12 +239,18 @@ def publish_display_data(data, metadata=None, *, transient=None, **kwargs):
     show_bundle(data)
 
 
-def update_display(value, *, display_id=None, **kwargs):
-    display(value, **kwargs)
+def update_display(value, *, display_id, raw=False, **kwargs):
+    held[display_id] = (value,), {'raw': raw}
 
 
 def clear_output(wait=False):
-    """Does nothing: what was written stays."""
+    """Takes back what the call has shown and written, at once or when more comes."""
+    global cleared
+    cleared = True
+    held.clear()
+    take_back_text('\x1b[?2J' if wait else '\x1b[2J')
+    if not wait:
+        take_back()
 
 
 class DisplayObject:

@@ -16,7 +16,7 @@ import sys
 import weakref
 
 import sandbox_display
-from sandbox_display import new_file, outputs
+from sandbox_display import new_drawing, new_file, outputs
 
 IMAGES = ('.png', '.jpg', '.jpeg', '.gif', '.webp', '.svg')
 
@@ -73,7 +73,7 @@ def show_figure(figure):
     if figure in shown and not figure.stale:
         return
     if sandbox_display.kept is None:
-        save(figure, new_file('figure', 'png'), bbox_inches='tight')
+        save(figure, new_drawing('figure', 'png'), bbox_inches='tight')
     else:
         save(figure, data := io.BytesIO(), format='png', bbox_inches='tight')
         sandbox_display.write_image(data.getvalue(), 'image/png')
@@ -134,7 +134,7 @@ def show_image(image):
     if image.mode not in ('1', 'L', 'LA', 'I', 'P', 'RGB', 'RGBA'):
         image = image.convert('RGB')
     if sandbox_display.kept is None:
-        write(image, new_file('image', 'png'))
+        write(image, new_drawing('image', 'png'))
     else:
         write(image, data := io.BytesIO(), 'png')
         sandbox_display.write_image(data.getvalue(), 'image/png')
