@@ -211,7 +211,7 @@ func served(t *testing.T) *mcptest.Client {
 	must.Do(t, os.Symlink(changed, filepath.Join(sandboxes, "machine")))
 	home := t.TempDir()
 	cmd := exec.Command(undertest.Server(t), "--stdio")
-	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_DIR=" + sandboxes}
+	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_DIR=" + sandboxes, "NIX_SANDBOX_START_SECONDS=60"}
 	c := mcptest.Start(t, cmd)
 	c.Initialize(mcptest.Newest)
 	return c

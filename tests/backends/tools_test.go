@@ -33,7 +33,7 @@ func tool(t *testing.T, arguments ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, undertest.Server(t), arguments...)
-	cmd.Env = []string{"HOME=" + t.TempDir(), "XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_DIR=" + sandboxes, "PATH=" + os.Getenv("PATH"), "TERM=xterm"}
+	cmd.Env = []string{"HOME=" + t.TempDir(), "XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_DIR=" + sandboxes, "NIX_SANDBOX_START_SECONDS=60", "PATH=" + os.Getenv("PATH"), "TERM=xterm"}
 	return cmd
 }
 

@@ -93,7 +93,7 @@ func TestServer_HasNowhereToWrite(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command("unshare", "--mount", "sh", "-c", mounts+` && exec "$@"`, "sh", undertest.Server(t), "--stdio")
-			cmd.Env = []string{"HOME=/var/tmp", "TMPDIR=/var/tmp", "NIX_SANDBOX_DIR=" + sandboxes, "PATH=" + os.Getenv("PATH")}
+			cmd.Env = []string{"HOME=/var/tmp", "TMPDIR=/var/tmp", "NIX_SANDBOX_DIR=" + sandboxes, "NIX_SANDBOX_START_SECONDS=60", "PATH=" + os.Getenv("PATH")}
 			c := mcptest.Start(t, cmd)
 			c.Initialize(mcptest.Newest)
 			for _, want := range []string{"1\n", "2\n"} {

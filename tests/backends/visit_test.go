@@ -30,7 +30,7 @@ func TestVisits_ReachAMachine(t *testing.T) {
 	sandboxes, home, runtime, outputs := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	must.Do(t, os.Symlink(artifact(t, "python"), filepath.Join(sandboxes, "machine")))
 	env := []string{
-		"HOME=" + home, "TMPDIR=" + home, "XDG_CACHE_HOME=" + shared(t), "XDG_RUNTIME_DIR=" + runtime, "NIX_SANDBOX_DIR=" + sandboxes,
+		"HOME=" + home, "TMPDIR=" + home, "XDG_CACHE_HOME=" + shared(t), "XDG_RUNTIME_DIR=" + runtime, "NIX_SANDBOX_DIR=" + sandboxes, "NIX_SANDBOX_START_SECONDS=60",
 		"NIX_SANDBOX_OUTPUTS=" + outputs, "NIX_SANDBOX_METADATA=" + string(must.Get(json.Marshal(metadata))(t)),
 	}
 	cmd := exec.Command(undertest.Server(t), "--stdio")
@@ -70,8 +70,8 @@ threading.Thread(target=serve, daemon=True).start()`)
 	if list := command("", "sessions"); !strings.Contains(list, "\nweb ") {
 		t.Errorf("the list is %s", list)
 	}
-	if got := command("x + 1\nopen('mine.txt', 'w').write('u')\n", "shell", "--session", "web", "--interpreter"); !strings.HasPrefix(got, "42\n") {
-		t.Errorf("the interpreter says %q", got)
+	if got := command("in\n", "exec", "--session", "web", "-c", "cat; cat index.html"); got != "in\nof the machine" {
+		t.Errorf("a command says %q", got)
 	}
 	command("", "get", "web", "index.html", "--to", home)
 	if got := string(must.Get(os.ReadFile(filepath.Join(home, "index.html")))(t)); got != "of the machine" {
@@ -81,12 +81,12 @@ threading.Thread(target=serve, daemon=True).start()`)
 	if len(servers) != 1 {
 		t.Fatalf("%d servers", len(servers))
 	}
-	shell := must.Get(servers[0].Dial(t.Context(), "shell", visit.ShellArgs{Place: visit.Place{Session: "web"}, Terminal: frame.Terminal{Rows: 24, Columns: 80}}))(t)
+	shell := must.Get(servers[0].Dial(t.Context(), "open", visit.OpenArgs{Place: visit.Place{Session: "web"}, Terminal: &frame.Terminal{Rows: 24, Columns: 80}}))(t)
 	defer shell.Close()
-	must.Do(t, shell.Write(visit.ShellInput{Bytes: []byte("cat index.html; echo; exit 3\n")}))
+	must.Do(t, shell.Write(visit.Input{Bytes: []byte("cat index.html; echo; echo u > mine.txt; exit 3\n")}))
 	var shown strings.Builder
 	for {
-		var out visit.ShellOutput
+		var out visit.Output
 		must.Do(t, shell.Read(&out))
 		if shown.Write(out.Bytes); out.ExitCode != nil {
 			if *out.ExitCode != 3 || !strings.Contains(shown.String(), "\nof the machine\r\n") {

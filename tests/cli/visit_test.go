@@ -131,47 +131,6 @@ func TestShell_BesideARunningCall(t *testing.T) {
 	}
 }
 
-// Lines run in the interpreter that the model uses, between its calls.
-func TestShell_EvaluatesInTheModelsInterpreter(t *testing.T) {
-	t.Parallel()
-	v := visiting(t, nil)
-	v.in("sums", "python", "x = 41")
-	cmd := v.command("shell", "--session", "sums", "--interpreter")
-	cmd.Stdin = strings.NewReader("x + 1\nfor i in range(2):\n    x += i\n\nx\n1/0\nopen('kept.txt', 'w').write('x')\n")
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out := must.Get(cmd.Output())(t)
-	if !strings.HasPrefix(string(out), "42\n42\n") || !strings.Contains(stderr.String(), "ZeroDivisionError") {
-		t.Errorf("output %q, errors %q", out, &stderr)
-	}
-	if answer := v.in("sums", "python", "x"); answer.Text() != "42\n[the user changed files in this session: kept.txt]" {
-		t.Errorf("answer %q", answer.Text())
-	}
-}
-
-// Ctrl-C interrupts a line that runs or is typed, and the interpreter goes on.
-func TestShell_InterruptsALine(t *testing.T) {
-	t.Parallel()
-	v := visiting(t, nil)
-	v.in("sums", "python", "x = 41")
-	u := startOnTerminal(t, 40, 120, v.command("shell", "--session", "sums", "--interpreter"))
-	u.sees("python>")
-	u.types("import time; time.sleep(900)\r")
-	patience.Until(t, "the line runs", func() bool {
-		return strings.Contains(string(must.Get(v.command("sessions").Output())(t)), "runs 1 call")
-	})
-	u.types("\x03")
-	u.sees("[cancelled]")
-	u.types("1 +\x03")
-	u.sees("^C\npython>")
-	u.types("x + 1\r")
-	u.sees("42\n")
-	u.types("\x04")
-	if status := u.awaitExit(); status != 0 {
-		t.Errorf("status %d", status)
-	}
-}
-
 // Files of a live session are copied, and nothing else is.
 func TestGet_CopiesFilesOfALiveSession(t *testing.T) {
 	t.Parallel()
@@ -236,10 +195,10 @@ func TestSessions_ListsLiveOnes(t *testing.T) {
 	}
 	v.Notify("notifications/cancelled", map[string]any{"requestId": id})
 	for _, test := range []struct{ args, want string }{
-		{"shell --session three --interpreter", `error: no session "three" is live`},
-		{"shell --session one --env node --interpreter", `session "one" has no sandbox of env "node": it has bash+python`},
-		{"shell --session one --pid 1 --interpreter", `error: no session "one" is live`},
-		{"shell --session one", "hint: evaluate lines without one: "},
+		{"shell --session one --interpreter", "--interpreter is for a new sandbox"},
+		{"get one x --env node", `session "one" has no sandbox of env "node": it has bash+python`},
+		{"get one x --pid 1", `error: no session "one" is live`},
+		{"shell --session one", "hint: run commands without one: "},
 		{"shell --session one bash", `both an environment, "bash", and --session were named`},
 		{"forward one 0", `"0" is not a port`},
 		{"forward one 8000x", `"8000x" is not a port`},

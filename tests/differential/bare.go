@@ -118,8 +118,6 @@ func (b *bare) run(c testCase, timeout time.Duration) (result, error) {
 		task.Command = []string{"sh", "-c", "esbuild main.ts --log-level=error --outfile=main.mjs && rm main.ts && exec node main.mjs"}
 	case c.language == "node":
 		task.Command = []string{"node", file}
-	case c.language == "ruby":
-		task.Command = []string{"ruby", file}
 	default:
 		task.Program = ""
 		task.Command = []string{"bash", "-c", strings.Join(c.calls, "\n")}
@@ -170,7 +168,9 @@ type done struct {
 	Took           time.Duration
 }
 
-// worker is this program in an environment, which starts interpreters there.
+// worker is this program in an environment, which starts interpreters there. No package of it may
+// import net or os/user: with a compiler of C beside Go these make the program need a loader, which the
+// environment lacks.
 type worker struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser

@@ -27,7 +27,7 @@ type testCase struct {
 }
 
 var languages = map[string]string{
-	".py": "python", ".ipynb": "python", ".js": "node", ".mjs": "node", ".cjs": "node", ".ts": "node", ".sh": "bash", ".rb": "ruby",
+	".py": "python", ".ipynb": "python", ".js": "node", ".mjs": "node", ".cjs": "node", ".ts": "node", ".sh": "bash",
 }
 
 // load finds the cases below paths and copies them to the stage, a folder for each.

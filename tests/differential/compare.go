@@ -128,7 +128,7 @@ var replacements = []struct {
 	by      string
 }{
 	{regexp.MustCompile(`0x[0-9a-f]{6,16}`), "0x…"},
-	{regexp.MustCompile(`(?:file://)?(?:/workspace/|/cases/\d+/|\./)?\bmain\.(?:py|js|mjs|cjs|ts|sh|rb)\b|<code>|<call \d+>|\bcall-\d+\b|/workspace/code\.js`), "FILE"},
+	{regexp.MustCompile(`(?:file://)?(?:/workspace/|/cases/\d+/|\./)?\bmain\.(?:py|js|mjs|cjs|ts|sh)\b|<code>|<call \d+>|\bcall-\d+\b|/workspace/code\.js`), "FILE"},
 	{regexp.MustCompile(`\b\d+(?:\.\d+)?(?:e-\d+)? ?(?:s|ms|us|µs|ns|sec|secs|seconds|milliseconds)\b`), "TIME"},
 	{regexp.MustCompile(`/nix/store/(?:[0-9a-z]{32}|…)-`), "/nix/store/"},
 	{regexp.MustCompile(`\(?(?:node:\d+|pid[ :=]+\d+)\)?`), "PID"},
@@ -156,18 +156,12 @@ func lines(text string) string {
 	return program.ReplaceAllString(normal(text), "$1")
 }
 
-var (
-	// The first line of an uncaught error of Node.js, of Ruby, and of a shell.
-	javaScript = regexp.MustCompile(`(?m)^(?:Uncaught )?((?:\w*(?:Error|Exception)\b|\[)[^\n]*)`)
-	rubyError  = regexp.MustCompile(`(?m)^\S+:\d+:in [^\n]*?: ([^\n]*\(\w[\w:]*\))$`)
-)
+// The first line of an uncaught error of Node.js.
+var javaScript = regexp.MustCompile(`(?m)^(?:Uncaught )?((?:\w*(?:Error|Exception)\b|\[)[^\n]*)`)
 
 // failure is what the end of stderr says of an error.
 func failure(text string) string {
 	text = lines(text)
-	if groups := rubyError.FindStringSubmatch(text); groups != nil {
-		return groups[1]
-	}
 	if strings.Contains(text, "\nNode.js v") || strings.Contains(text, "Uncaught ") {
 		if groups := javaScript.FindStringSubmatch(text); groups != nil {
 			return strings.TrimSuffix(groups[1], " {")

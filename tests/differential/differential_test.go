@@ -48,7 +48,7 @@ func TestCompare(t *testing.T) {
 		"the same":               {".py", run{stdout: "1\n"}, run{stdout: "1\n"}, ""},
 		"addresses and files":    {".py", run{stdout: "<f at 0x7fe0aa11>\n", stderr: "<code>:1: X\n"}, run{stdout: "<f at 0x7fffbb22>\n", stderr: "/workspace/main.py:1: X\n"}, ""},
 		"a last value":           {".py", run{stdout: "1\n3\n"}, run{stdout: "1\n"}, ""},
-		"a value before the end": {".rb", run{stdout: "1\n3\n2\n"}, run{stdout: "1\n2\n"}, ""},
+		"a value before the end": {".js", run{stdout: "1\n3\n2\n"}, run{stdout: "1\n2\n"}, ""},
 		"other text":             {".py", run{stdout: "1\n"}, run{stdout: "2\n"}, `stdout: line 1: "1" instead of "2"`},
 		"less text":              {".py", run{}, run{stdout: "2\n"}, `stdout: line 1: "" instead of "2"`},
 		"other text on stderr":   {".py", run{stderr: "a\n"}, run{}, `stderr: line 1: "a" instead of ""`},

@@ -56,7 +56,6 @@ var copying = map[string]string{
 	"python": "import shutil as _s; _s.copytree(%q, '.', dirs_exist_ok=True); del _s",
 	"node":   "require('fs').cpSync(%q, '.', { recursive: true })",
 	"bash":   "cp -r %q/. .",
-	"ruby":   "require 'fileutils'; FileUtils.cp_r(%q + '/.', '.')",
 }
 
 func (s *server) run(ctx context.Context, c testCase, timeout time.Duration) (result, error) {
@@ -115,7 +114,7 @@ func (s *server) run(ctx context.Context, c testCase, timeout time.Duration) (re
 	}
 	if arguments.Session != "" {
 		// The session ends with its interpreter, and makes room for the next one.
-		arguments.Code = map[string]string{"python": "import os; os._exit(0)", "node": "process.kill(process.pid, 'SIGKILL')", "ruby": "exit!", "bash": "kill -9 $$"}[c.language]
+		arguments.Code = map[string]string{"python": "import os; os._exit(0)", "node": "process.kill(process.pid, 'SIGKILL')", "bash": "kill -9 $$"}[c.language]
 		_, _ = s.call(ctx, arguments, timeout)
 	}
 	return all, nil

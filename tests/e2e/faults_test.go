@@ -73,7 +73,7 @@ func TestNowhereToWrite(t *testing.T) {
 			wrapped.Env = []string{"HOME=/tmp", "TMPDIR=/tmp", "PATH=" + os.Getenv("PATH")}
 			c := mcptest.Start(t, wrapped)
 			c.Initialize(mcptest.Newest)
-			expect(t, run(c, "bash", "echo x >file; cat file"), "x\n")
+			expect(t, run(c, "bash", "mkdir d; echo x >d/file; cat d/file"), "x\n")
 		})
 	}
 }
@@ -237,7 +237,7 @@ func TestSoak(t *testing.T) {
 	// Sessions end a second after their last call. What a burst made ready
 	// beyond what is kept ends after 10 s, for which the long run has time; and
 	// where everything is emulated, what is kept takes seconds to start.
-	looks := 1
+	looks := 3
 	if calls > few || patience.Factor() > 1 {
 		looks = 8
 	}
@@ -280,4 +280,24 @@ func TestSoak(t *testing.T) {
 	}
 	t.Logf("%d calls, %d sessions: %d processes, %d descriptors, %d control groups (at the start %d, %d, %d), peak %d MiB",
 		calls, sessions, nowProcesses, nowDescriptors, nowMade, processes, descriptors, made, peak>>20)
+}
+
+// A client that is killed while a call runs takes the server with it, however long the call would
+// take. One that has only sent its last message gets its answer: see TestPipedHeredoc.
+func TestKilledClient_EndsTheServer(t *testing.T) {
+	t.Parallel()
+	mark := seconds()
+	client := exec.Command("bash", "-c", `coproc "$@"; printf '%s\n' "$MESSAGES" >&"${COPROC[1]}"; echo "$COPROC_PID"; read -r _; :`, "bash", command(t).Path, "--stdio")
+	client.Env = append(command(t).Env, "PATH="+os.Getenv("PATH"), `MESSAGES={"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}
+{"jsonrpc":"2.0","method":"notifications/initialized"}
+{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"sleep `+mark+`"}}}`)
+	must.Get(client.StdinPipe())(t)
+	out := must.Get(client.StdoutPipe())(t)
+	must.Do(t, client.Start())
+	var server int
+	must.Get(fmt.Fscan(out, &server))(t)
+	patience.Until(t, "the call runs", func() bool { return len(procfs.WithCommand("sleep\x00"+mark)) == 1 })
+	must.Do(t, client.Process.Kill())
+	_ = client.Wait()
+	patience.Gone(t, server)
 }

@@ -374,20 +374,43 @@ func TestProjectFlake_IgnoresOtherUsersAbove(t *testing.T) {
 	}
 }
 
+// Commands of an agent's shell run in the project's own development shell, with the tools that agents
+// expect behind it. Until it is built, they say so and do not run.
+func TestProjectFlake_IsTheShellOfAgents(t *testing.T) {
+	nix(t)
+	t.Parallel()
+	a := newAgentShell(t, projectFlake(t, `"yes"`, ""))
+	a.ready()
+	a.do("exec", "-c", `echo "$FOUND"; pwd; git --version; rg --version; python3 -c 'print(6 * 7)'`)
+	for _, want := range []string{"yes\n/project\n", "git version", "ripgrep", "42\n"} {
+		if !strings.Contains(a.out, want) {
+			t.Errorf("%q is not in %s", want, a.out)
+		}
+	}
+}
+
 // What keeps a project's shell from being built is one sentence.
 func TestProjectFlake_Mistakes(t *testing.T) {
 	nix(t)
 	folder := t.TempDir()
 	for name, test := range map[string]struct{ flake, want string }{
-		"no flake": {"", "PROJECT_USE_FLAKE: " + "FOLDER" + " has no flake.nix in it or above it: add one with devShells." + system + ".default, or leave PROJECT_USE_FLAKE unset"},
-		"no lock":  {`{ inputs.other.url = "github:a/b"; outputs = { self, other }: { }; }`, "PROJECT_USE_FLAKE: the flake of FOLDER has inputs that its flake.lock lacks: lock them with `nix flake lock` and `git add`"},
-		"no shell": {"{ outputs = { self }: { }; }", "PROJECT_USE_FLAKE: the flake of FOLDER has no devShells." + system + ".default: define one with mkShell, or leave PROJECT_USE_FLAKE unset"},
+		"no flake":          {"", "PROJECT_USE_FLAKE: " + "FOLDER" + " has no flake.nix in it or above it: add one with devShells." + system + ".default, or leave PROJECT_USE_FLAKE unset"},
+		"no lock":           {`{ inputs.other.url = "github:a/b"; outputs = { self, other }: { }; }`, "PROJECT_USE_FLAKE: the flake of FOLDER has inputs that its flake.lock lacks: lock them with `nix flake lock` and `git add`"},
+		"in git, not added": {"{ outputs = { self }: { }; }", "PROJECT_USE_FLAKE: the flake of FOLDER has a flake.nix that git does not know: `git add flake.nix`"},
+		"in git, a mistake": {"{ outputs = ", "syntax error"},
+		"no shell":          {"{ outputs = { self }: { }; }", "PROJECT_USE_FLAKE: the flake of FOLDER has no devShells." + system + ".default: define one with mkShell, or leave PROJECT_USE_FLAKE unset"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			own := filepath.Join(folder, strings.ReplaceAll(name, " ", "-"))
 			must.Write(t, filepath.Join(own, "file"), "", 0o644)
 			if test.flake != "" {
 				must.Write(t, filepath.Join(own, "flake.nix"), test.flake, 0o644)
+			}
+			if strings.HasPrefix(name, "in git") {
+				commandIn(t, own, nil, "git", "init", "-q")
+			}
+			if name == "in git, a mistake" {
+				commandIn(t, own, nil, "git", "add", "flake.nix")
 			}
 			want := strings.ReplaceAll(test.want, "FOLDER", own)
 			if _, problem := opened(t, own); !strings.Contains(problem, want) {

@@ -112,6 +112,7 @@ var mistakes = []mistake{
 	// Files are where the host has them, or where an earlier call left them.
 	{"a path of the host", code("python", "open('/home/me/sales.csv')"), "[hint: the user's files are under /project", code("python", "open('/project/sales.csv')")},
 	{"a file of the project by its name", code("python", "open('sales.csv')"), "[hint: the user's files are under /project", code("python", "open('/project/sales.csv')")},
+	{"outputs beside the project", code("python", "import os\nos.chdir('/project')\nopen('outputs/a.csv', 'w')"), "[hint: files for the user go to /workspace/outputs", code("python", "import os\nos.chdir('/project')\nopen('/workspace/outputs/a.csv', 'w')")},
 	{"a home folder", code("bash", "ls /Users/me"), "[hint: the user's files are under /project", code("bash", "ls /project")},
 	{"a folder of another product", code("python", "open('/mnt/data/sales.csv')"), "[hint: the user's files are under /project", code("python", "open('/project/sales.csv')")},
 	{"a file in a folder that nobody made", code("python", "open('/workspace/outputs/table.csv', 'w').write('a,b')"), "3\n", nil},

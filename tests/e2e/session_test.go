@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -392,4 +394,48 @@ func TestSession_SharesFiles(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Files that code of a call without a session saves where it works reach the user as those in outputs
+// do, and one that is lost is named. Those of a session stay where they are.
+func TestOutputs_HaveLooseFiles(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	c := start(t, "NIX_SANDBOX_OUTPUTS="+folder)
+	const code = `import os, subprocess, tempfile
+with open('report.xlsx', 'wb') as f: _ = f.write(b'PK')
+with open('/tmp/lost.csv', 'w') as f: _ = f.write('a,b')
+open('.hidden', 'w').close()
+_, _ = tempfile.mkstemp(), os.mkdir('folder')
+_ = subprocess.run(['cp', 'report.xlsx', 'folder/inner.xlsx'])`
+	answer := run(c, "python", code)
+	if text := answer.Text(); !strings.Contains(text, "[written and gone with the sandbox: /tmp/lost.csv (3 bytes)") || !strings.Contains(text, "[copied for the user to "+folder) {
+		t.Errorf("the answer is %s", text)
+	}
+	var uri string
+	for _, one := range answer.Content {
+		if one.URI != "" {
+			uri += one.URI
+		}
+	}
+	if !regexp.MustCompile(`^sandbox://call\.[0-9a-f]{16}/report\.xlsx$`).MatchString(uri) {
+		t.Errorf("the links are %q", uri)
+	}
+	if message := c.Await(c.Send("resources/read", map[string]any{"uri": uri})); !strings.Contains(string(message.Result), "PK") {
+		t.Errorf("the file is read as %s", message.Result)
+	}
+	if copied := must.Get(filepath.Glob(filepath.Join(folder, "calls", "*", "*")))(t); len(copied) != 1 || filepath.Base(copied[0]) != "report.xlsx" {
+		t.Errorf("copied are %q", copied)
+	}
+	if answer := in(c, "s", "python", code); len(answer.Content) != 1 || strings.Contains(answer.Text(), "report.xlsx") {
+		t.Errorf("the answer of a session is %+v", answer)
+	}
+}
+
+// What code takes back is not in the answer, also if the client has been told of it.
+func TestAnswer_LacksWhatWasTakenBack(t *testing.T) {
+	t.Parallel()
+	c := start(t)
+	expect(t, run(c, "bash", `for i in 1 2 3; do printf '\033[H\033[2J\033[3J'; echo "generation $i"; sleep 0.2; done`), "generation 3\n")
+	expect(t, run(c, "python", "from IPython.display import clear_output\nimport time\nfor i in range(20): clear_output(wait=True); print('frame', i); time.sleep(0.02)"), "frame 19\n")
 }

@@ -81,6 +81,7 @@ func flake(t testing.TB) string {
           interpreter_type = "bash";
         };
       in {
+        default = shell "one";
         data = nix-sandbox-mcp.lib.mkSandbox {
           inherit pkgs;
           name = "data";
@@ -213,6 +214,32 @@ func TestSandboxOfAnotherFlake(t *testing.T) {
 	})
 	t.Run("reference", func(t *testing.T) {
 		pandas(t, start(t, g.variables("NIX_SANDBOX_ENVS="+own+"#data")...))
+	})
+	t.Run("configuration with another time limit", func(t *testing.T) {
+		// What is made of a reference has to be locked, as with flake.
+		commandIn(t, strings.TrimPrefix(own, "path:"), nil, "nix", "--extra-experimental-features", "nix-command flakes", "flake", "lock")
+		config := filepath.Join(t.TempDir(), "config.toml")
+		must.Write(t, config, fmt.Sprintf("[environments.mine]\nsandbox = %q\ntimeout_seconds = 2\n", own+"#one"), 0o644)
+		c := start(t, g.variables("NIX_SANDBOX_CONFIG="+config)...)
+		var answer mcptest.Answer
+		patience.Wait(t, building, func() string { return answer.Text() + c.Log() }, func() bool {
+			answer = run(c, "mine", "echo begun; sleep 900")
+			return !strings.Contains(answer.Text(), "is still being built")
+		})
+		if text := answer.Text(); !strings.Contains(text, "begun") || !strings.Contains(text, "2 s") {
+			t.Errorf("the answer is %s", text)
+		}
+	})
+	// It is announced as default until its name is known; a call that waited runs in it.
+	t.Run("default", func(t *testing.T) {
+		c := start(t, g.variables("NIX_SANDBOX_ENVS="+own+"#default")...)
+		var answer mcptest.Answer
+		patience.Wait(t, building, func() string { return answer.Text() + c.Log() }, func() bool {
+			answer = run(c, "default", "echo it runs")
+			return !strings.Contains(answer.Text(), "is still being built")
+		})
+		expect(t, answer, "it runs\n")
+		expect(t, run(c, "one", "echo by its name"), "by its name\n")
 	})
 	for name, value := range map[string]string{"path": artifact, "reference": own + "#data"} {
 		t.Run("configuration with a "+name, func(t *testing.T) {

@@ -38,7 +38,7 @@ func TestVisit_SessionsOfPrincipalsAreTheirs(t *testing.T) {
 		t.Errorf("the list is %s", list)
 	}
 	for _, name := range []string{"alice/work", "bob/work"} {
-		for _, args := range [][]string{{"shell", "--interpreter", "--session", name}, {"forward", name, "8000"}} {
+		for _, args := range [][]string{{"forward", name, "8000"}} {
 			if out, err := visit(args...); err == nil || !strings.Contains(out, "who is a principal over HTTP: it is theirs alone") {
 				t.Errorf("%v: %v, %s", args, err, out)
 			}
@@ -50,7 +50,7 @@ func TestVisit_SessionsOfPrincipalsAreTheirs(t *testing.T) {
 	if answer := in(c, "work", "python", listen); !strings.Contains(answer.Text(), "forward work 8000") {
 		t.Errorf("answer %q", answer.Text())
 	}
-	if out, err := visit("shell", "--session", "work", "--interpreter"); err != nil {
+	if out, err := visit("exec", "--session", "work", "--", "true"); err != nil {
 		t.Errorf("the control: %v, %s", err, out)
 	}
 }

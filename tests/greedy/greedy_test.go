@@ -25,7 +25,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
@@ -33,6 +32,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/packages"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"

@@ -39,12 +39,18 @@ func start(t *testing.T, w *networld.World, names ...string) *mcptest.Client {
 // command is a server of these artifacts that has not started.
 func command(t *testing.T, names ...string) *exec.Cmd {
 	t.Helper()
+	return commandWith(t, func(_ *testing.T, program string) string { return program }, names...)
+}
+
+// commandWith is command with something else in place of the programs of the artifacts.
+func commandWith(t *testing.T, other func(t *testing.T, program string) string, names ...string) *exec.Cmd {
+	t.Helper()
 	environments := map[string]map[string]any{}
 	for _, name := range names {
 		dir := undertest.Artifact(t, name)
 		var fields map[string]any
 		must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(dir, "metadata.json")))(t), &fields))
-		fields["exec"], fields["session_exec"] = filepath.Join(dir, "bin", "run"), filepath.Join(dir, "bin", "session-run")
+		fields["exec"], fields["session_exec"] = other(t, filepath.Join(dir, "bin", "run")), other(t, filepath.Join(dir, "bin", "session-run"))
 		fields["prewarm"] = 0
 		environments[name] = fields
 	}

@@ -152,7 +152,7 @@ func (m *mirrors) ServeHTTP(out http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// makeRepository makes the repository that git can clone, with one file, and returns the
+// makeRepository makes the repository that git can clone and push to, with one file, and returns the
 // folder that has it as hello.git.
 func (w *World) makeRepository() (string, error) {
 	git, err := exec.LookPath("git")
@@ -167,6 +167,7 @@ func (w *World) makeRepository() (string, error) {
 	for _, words := range []string{
 		"init -q -b main .", "add greeting", "-c user.name=test -c user.email=test@host.example commit -q -m greeting",
 		"clone -q --bare . " + filepath.Join(folder, "hello.git"),
+		"-C " + filepath.Join(folder, "hello.git") + " config http.receivepack true",
 	} {
 		cmd := exec.CommandContext(w.stopped, git, strings.Fields(words)...)
 		cmd.Dir = tree

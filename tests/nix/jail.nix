@@ -729,6 +729,7 @@ in
       [
         "HOME"
         "LANG"
+        "TERM"
         "TMPDIR"
         "TZ"
         "TZDIR"
@@ -795,6 +796,7 @@ in
       "HOME"
       "LANG"
       "PATH"
+      "TERM"
       "TMPDIR"
       "TZDIR"
       "USER"

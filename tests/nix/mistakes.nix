@@ -141,7 +141,7 @@ let
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
-      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, flake, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
@@ -253,10 +253,6 @@ let
     "a module of Python by its name alone" = {
       read = toml "[environments.python]\npreset = \"python\"\npackages = [\"pandas\"]\n";
       sentence = "config: [environments.python] packages names \"pandas\", which nixpkgs does not have: use \"python3Packages.pandas\"";
-    };
-    "packages without an interpreter" = {
-      read = toml "[environments.perl]\npackages = [\"perl\"]\n";
-      sentence = "config: [environments.perl] does not say what runs the code: set interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like";
     };
     "an interpreter with quotes" = {
       read = toml "[environments.sh]\npreset = \"shell\"\ninterpreter = \"sh -c \\\"$1\\\"\"\n";
@@ -467,7 +463,7 @@ let
     };
     "a project that can be written to" = {
       read = toml "[environments.python]\npreset = \"python\"\n[project]\nmode = \"readwrite\"\n";
-      sentence = "config: [project] mode is \"readwrite\", and code in a sandbox never changes files of the host: use \"readonly\" or \"overlay\"";
+      sentence = "config: [project] mode is \"readwrite\", and code in a sandbox never changes files of the host: use \"readonly\", \"overlay\" or \"write\"";
     };
     "a project in the store's place" = {
       read = toml "[environments.python]\npreset = \"python\"\n[project]\nmount_point = \"/nix\"\n";
@@ -484,10 +480,6 @@ let
     "an artifact's path where the server is built" = {
       read = toml "[environments.data]\nsandbox = \"/srv/sandboxes/data\"\n";
       sentence = "config: [environments.data] sandbox is \"/srv/sandboxes/data\", and a build takes no artifact by its path: use a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG";
-    };
-    "a flake without its interpreter" = {
-      read = toml "[environments.data]\nflake = \"github:me/tools/0123456789012345678901234567890123456789#data\"\n";
-      sentence = "config: [environments.data] does not say what runs the code: set interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like";
     };
     "a flake and a preset" = {
       read = toml "[environments.data]\nflake = \"github:me/tools#data\"\npreset = \"python\"\n";
@@ -586,7 +578,7 @@ let
     };
     "a module's option misspelt" = {
       read = module { environments.python.presset = "python"; };
-      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
+      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
     };
     "a module's environment under another name" = {
       read = module { environments.numbers.sandbox = data; };

@@ -35,6 +35,7 @@ let
       "closure"
       "language"
       "needs"
+      "programs"
     ];
   throws = value: !(builtins.tryEval (builtins.deepSeq value value)).success;
 in
@@ -46,6 +47,7 @@ in
       schema = 1;
       name = "data";
       ask_seconds = 300;
+      inherit_env = [ ];
       backend = "jail";
       cpus = null;
       description = "Python 3";
@@ -188,6 +190,7 @@ in
       schema = 1;
       name = "data";
       ask_seconds = 300;
+      inherit_env = [ ];
       backend = "jail";
       interpreter = "perl -e";
       interpreter_type = "command";
@@ -318,6 +321,10 @@ in
       "mkSandbox: lacks name: set name = \"data\""
     ];
   };
+  testPackagesAlone = {
+    expr = (mkSandbox { name = "data"; packages = [ pkgs.perl ]; }).metadata.interpreter_type;
+    expected = "bash";
+  };
   testNoInterpreter = {
     expr = problems.mkSandbox { name = "data"; };
     expected = [
@@ -343,7 +350,7 @@ in
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {
@@ -567,12 +574,13 @@ in
 
   # Presets
   testPresets = {
-    # One for each interpreter, which alone says what it is called.
+    # One for each interpreter, which alone says what it is called, and Ruby, which any command could be.
     expr = map (name: (library.fromToml { environments.x.preset = name; }).environments.x.metadata.interpreter_type) (
       builtins.attrNames library.presets
     );
     expected = map (preset: preset.type) (
       builtins.sort (a: b: a.name < b.name) (
+        [ { name = "ruby"; type = "command"; } ] ++
         builtins.attrValues (builtins.mapAttrs (type: known: known.preset // { inherit type; }) library.interpreters)
       )
     );

@@ -178,6 +178,7 @@ in
         modes = [
           "readonly"
           "overlay"
+          "write"
         ];
         path = null;
         refused_modes.readwrite = "and code in a sandbox never changes files of the host";
@@ -190,7 +191,7 @@ in
   # What the runtime reads of an artifact of an earlier version is whole with these.
   testServerDefaultsCompleteAnArtifact = {
     expr = lib.filter (
-      field: !(server.metadata.defaults ? ${field}) && !(lib.elem field [ "schema" "name" "backend" "network" "language" ])
+      field: !(server.metadata.defaults ? ${field}) && !(lib.elem field [ "schema" "name" "backend" "network" "language" "programs" ])
     ) (lib.attrNames (mkSandbox { name = "x"; interpreter_type = "bash"; packages = [ pkgs.bash ]; }).metadata);
     expected = [ ];
   };
@@ -362,12 +363,12 @@ in
 
   # For other flakes
   testFlakeFunctionsWantPkgs = {
-    expr = (builtins.tryEval ((import ../../nix/flake-lib.nix).mkSandbox { name = "x"; })).success;
+    expr = (builtins.tryEval ((import ../../nix/flake-lib.nix { nixpkgs.legacyPackages.${pkgs.stdenv.hostPlatform.system} = pkgs; }).mkSandbox { name = "x"; })).success;
     expected = false;
   };
   testFlakeFunctionsHandPkgsOn = {
     expr =
-      ((import ../../nix/flake-lib.nix).mkSandbox {
+      ((import ../../nix/flake-lib.nix { nixpkgs.legacyPackages.${pkgs.stdenv.hostPlatform.system} = pkgs; }).mkSandbox {
         inherit pkgs;
         name = "x";
         interpreter_type = "bash";

@@ -42,7 +42,10 @@ let
       }
     );
 in
-lib.listToAttrs (
+{
+  nixos-service = import ./service.nix { inherit pkgs; };
+}
+// lib.listToAttrs (
   lib.concatMap (
     suite:
     map (test suite) (

@@ -209,7 +209,7 @@ func TestPage_ShowsWhatWouldDeceive(t *testing.T) {
 		{`print('a\u200b\u2066\U000e0041\u00ad' * 800)`, "U+E0041", "\U000e0041"},
 		{`print('a' + '\u0301' * 4000)`, "a\u0301", ""},
 		{`print('\x1b]0;' + 'title' * 2000)`, "title", "\x1b"},
-		{`print('\x1b[31m' * 3000 + 'red\x1b[8mhidden\x1b[2J\x1b[1A')`, "hidden", "\x1b"},
+		{`print('\x1b[31m' * 3000 + 'red\x1b[8mhidden\x1b[2T\x1b[1A')`, "hidden", "\x1b"},
 		{`print('safe\rrm -rf\b\b\b\b\b\bls')`, "U+0008", "\b"},
 		{`print('👩‍👩‍👧 ❤️ \u200b')`, "👩‍👩‍👧 ❤️ U+200B", "\u200b"},
 	} {

@@ -107,7 +107,6 @@ in
           python = environment "python" // {
             timeout_seconds = 60;
           };
-          ruby = environment "ruby";
           shell = environment "shell" // {
             tools = {
               ten = [ "*" ];
@@ -129,7 +128,7 @@ in
         machine.machine = environment "python" // {
           backend = "vm";
         };
-        probes = lib.genAttrs [ "node" "python" "ruby" "shell" ] (preset: {
+        probes = lib.genAttrs [ "node" "python" "shell" ] (preset: {
           inherit preset;
           tools = {
             budget = [ "*" ];
