@@ -217,6 +217,22 @@ builds_at_start() {
     fail "$1, and this server builds nothing when it starts" "build the environment beforehand, or make the server with buildAtStart = true"
 }
 
+# start_builder: sets $alive to a descriptor of the builder's standard input, which ends with
+# the runtime, even if that is killed. The builder has no descriptor of the client's, and is
+# no child of the runtime.
+start_builder() {
+  # The child ends when bash, which has sent it a line, knows of it. Bash loses the status of
+  # one that ends before, and waits. As process 1 it waits for ever: the builder has become
+  # its child, and ends after the runtime.
+  exec {alive}> >(
+    read -r
+    exec {input}<&0 >&2
+    . "$builder" <&"$input" &
+  )
+  echo >&"$alive"
+  wait $!
+}
+
 # start COMMAND...: prepares the runtime for a command, or for serving.
 start() {
   local i serving=no PATH=$tools:${PATH-}
@@ -265,12 +281,6 @@ start() {
     kinds=()
   fi
   for i in "${!kinds[@]}"; do : >"$private/${names[i]}.building"; done
-  # The builder's standard input ends with the runtime, even if that is killed.
-  # The builder has no descriptor of the client's, and is no child of the runtime.
-  exec {alive}> >(
-    exec {input}<&0 >&2
-    . "$builder" <&"$input" &
-  )
-  wait $!
+  start_builder
   export NIX_SANDBOX_BUILDER=$alive
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -104,7 +105,25 @@ func TestInit_KeepsTheTableOfProcesses(t *testing.T) {
 	}
 }
 
-// The same over HTTP.
+// The wrapper starts the process that builds, however soon the child between the two ends.
+func TestInit_StartsItsBuilder(t *testing.T) {
+	t.Parallel()
+	const starts = 1500
+	builder := filepath.Join(t.TempDir(), "builder")
+	must.Do(t, os.WriteFile(builder, []byte("while read -r; do :; done\n"), 0o600))
+	script := fmt.Sprintf(`. ../../nix/wrapper/start.sh; builder=%s
+		for ((i = 0; i < %d; i++)); do start_builder; exec {alive}>&-; done; echo $i`, builder, starts)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience.Long)
+	defer cancel()
+	cmd := asInit(t, exec.Command(must.Get(exec.LookPath("bash"))(t), "-c", script))
+	cmd = exec.CommandContext(ctx, cmd.Path, cmd.Args[1:]...)
+	out, err := cmd.CombinedOutput()
+	if string(out) != fmt.Sprintln(starts) || err != nil {
+		t.Fatalf("%d starts of a builder: %v, %s", starts, err, out)
+	}
+}
+
+// Over HTTP, too, it leaves no zombies.
 func TestInit_WaitsForWhatIsLeftOverHTTP(t *testing.T) {
 	t.Parallel()
 	s := startHTTPAs(t, func(cmd *exec.Cmd) *exec.Cmd { return asInit(t, cmd) }, []string{"alice"}, nil, nil)
