@@ -14,11 +14,12 @@ import (
 )
 
 // addDesk lets the user's commands ask this server. Each verb is a line of the list.
-func addDesk(options *service.Options, server *service.Server, book *ask.Book, with With) *visit.Visits {
+func addDesk(options *service.Options, server *service.Server, book *ask.Book, with With) {
 	calls := with.Calls
 	if calls == nil {
 		calls = watch.New(server.Environments)
 	}
+	calls.Project = options.Host.Project.Dir
 	options.Tool.Observers = append(options.Tool.Observers, calls)
 	visits := visit.New(visit.Options{
 		Forward: server.Base.Session.Forward, Project: options.Host.Project, Environments: server.Environments.Now,
@@ -27,13 +28,8 @@ func addDesk(options *service.Options, server *service.Server, book *ask.Book, w
 		visits.SetSessions(sessions)
 		calls.SetSessions(sessions.List)
 	}})
-	verbs := []desk.Verb{
-		desk.Answer("status", func() any { return calls.Now() }),
-		ask.Verb(book),
-	}
-	verbs = append(append(verbs, visits.Verbs()...), with.Verbs...)
+	verbs := append(append(calls.Verbs(), ask.Verb(book)), visits.Verbs()...)
 	server.AfterAnswer(func(ctx context.Context) {
 		desk.Serve(ctx, config.DeskFolders(os.Getenv), server.Settings.Shown(), verbs, server.Log)
 	})
-	return visits
 }

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/ask"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/visit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes"
@@ -34,26 +32,18 @@ const (
 
 // With is what a program that serves adds to the parts. All fields are optional.
 type With struct {
-	// Calls shows the calls; nil is for the user's commands alone. Verbs are further commands.
+	// Calls shows the calls; nil is for the user's commands alone.
 	Calls *watch.Server
-	Verbs []desk.Verb
 	// Charge charges principals, and Turn waits until an environment may be built for one.
 	Charge service.Layer
 	Turn   func(ctx context.Context, principal string) (done func(), err error)
 }
 
-// Added are parts that a program may show by itself: the questions to users, and the visits to
-// sessions.
-type Added struct {
-	Book   *ask.Book
-	Visits *visit.Visits
-}
-
 // Add adds the parts that the settings of a server switch on, the outermost first.
-func Add(options *service.Options, server *service.Server, with With) (added Added, err error) {
+func Add(options *service.Options, server *service.Server, with With) error {
 	add := func(layer service.Layer) { options.Layers = append(options.Layers, layer) }
-	added.Book = ask.New(server.Log)
-	add(service.Layer{Session: ask.Part{Book: added.Book}, Executor: added.Book.Executor})
+	book := ask.New(server.Log)
+	add(service.Layer{Session: ask.Part{Book: book}, Executor: book.Executor})
 	if store := patches(server.Settings, server.Log); store != nil {
 		part := changes.NewPart(store, options.Host.Project)
 		options.Tool.Changes = part
@@ -66,7 +56,7 @@ func Add(options *service.Options, server *service.Server, with With) (added Add
 	}
 	store, err := files(server.Settings, server.Log)
 	if err != nil {
-		return added, err
+		return err
 	}
 	if store != nil {
 		options.Tool.KeptFiles = true
@@ -79,10 +69,10 @@ func Add(options *service.Options, server *service.Server, with With) (added Add
 	}
 	add(with.Charge)
 	if err := addFiles(options, server, add); err != nil {
-		return added, err
+		return err
 	}
-	added.Visits = addDesk(options, server, added.Book, with)
-	return added, addTools(options, server)
+	addDesk(options, server, book, with)
+	return addTools(options, server)
 }
 
 // addFiles keeps what calls leave in /workspace/outputs, and copies it to a folder of the user's.

@@ -1,8 +1,7 @@
-// Package live shows the operator what a server does, at an address of its own: metrics, JSON for
-// commands, and a page for a browser.
+// Package live shows the operator what a server does, at an address of its own: metrics, and JSON for
+// commands.
 //
-// It promises that it delays no call, and that viewers cannot change the server: only a page with the
-// key of [Answers] answers questions.
+// It promises that it delays no call, and that viewers cannot change the server.
 package live
 
 import (
@@ -26,7 +25,7 @@ const (
 	writeTimeout = 10 * time.Second
 	idleTimeout  = 2 * time.Minute
 	maxHead      = 16 << 10
-	// maxConnections bounds the open connections, with the open pages.
+	// maxConnections bounds the open connections.
 	maxConnections = 64
 )
 
@@ -37,10 +36,6 @@ type Site struct {
 	Metrics http.Handler
 	// IsReady says whether the server takes calls.
 	IsReady func() bool
-	// Page adds the page, with the code and the output of calls.
-	Page bool
-	// Answers lets the page answer questions. Nil, it shows none.
-	Answers *Answers
 	Log     *slog.Logger
 }
 
@@ -58,7 +53,7 @@ func IsPrivate(address net.Addr) bool {
 func (s *Site) Serve(ctx context.Context, listener net.Listener) error {
 	var open atomic.Int64
 	server := &http.Server{
-		Handler:           s.handler(ctx, IsPrivate(listener.Addr())),
+		Handler:           s.handler(IsPrivate(listener.Addr())),
 		ReadHeaderTimeout: headTimeout,
 		ReadTimeout:       headTimeout,
 		IdleTimeout:       idleTimeout,
@@ -84,7 +79,7 @@ func (s *Site) Serve(ctx context.Context, listener net.Listener) error {
 	return err
 }
 
-func (s *Site) handler(ctx context.Context, private bool) http.Handler {
+func (s *Site) handler(private bool) http.Handler {
 	mux := http.NewServeMux()
 	metrics := withDeadline(s.Metrics.ServeHTTP)
 	if private {
@@ -106,9 +101,6 @@ func (s *Site) handler(ctx context.Context, private bool) http.Handler {
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(s.Server.Now()) // to a client that may have gone
 		})))
-		if s.Page {
-			s.addPage(ctx, mux)
-		}
 	}
 	return mux
 }

@@ -745,11 +745,6 @@ rec {
       nullable = true;
       doc = "Where metrics are served for Prometheus, with `/healthz` and `/readyz`: an address with a port, or `unix:PATH`. Of a server on standard input and output too. NIX_SANDBOX_METRICS replaces it.";
     };
-    page = {
-      type = types.boolean;
-      default = false;
-      doc = "Whether the address of metrics_listen also serves a page that shows the calls as they come, with their code and what it wrote. It must be an address that only this machine reaches. NIX_SANDBOX_PAGE replaces it.";
-    };
     lame_duck_seconds = {
       type = types.integer 0 3600;
       default = 4;

@@ -33,7 +33,8 @@ func Approve(std cli.Streams) *cobra.Command {
 		Use:   "approve",
 		Short: "Answer what code in a sandbox may do, as long as this command runs",
 		Long: "Answer the questions of this user's servers: what their configuration marks with ask waits for the answer.\n" +
-			"Answer with a choice's number. What nobody answers in time is refused.",
+			"Answer with a choice's number. What nobody answers in time is refused. The command page shows the same\n" +
+			"questions in a browser.",
 		Example: "  " + cli.Program + " approve",
 		Args:    cli.AtMost(0),
 		RunE: func(*cobra.Command, []string) error {
@@ -67,7 +68,6 @@ type approver struct {
 
 // answering is a server whose questions are followed.
 type answering struct {
-	link    string // of its page, until it is announced
 	open    []call.Question
 	replies chan ask.Reply
 }
@@ -100,7 +100,7 @@ func (a *approver) run(in io.Reader) error {
 				}
 				a.answer(strings.TrimSpace(line))
 			case c := <-a.changes:
-				a.announce(a.servers[c.path])
+				a.announce()
 				if c.over {
 					delete(a.servers, c.path)
 				} else {
@@ -112,25 +112,17 @@ func (a *approver) run(in io.Reader) error {
 	}
 }
 
-// announce says that a server asks here from now on, and on which page the user can answer too.
-func (a *approver) announce(one *answering) {
+// announce says that servers ask here from now on.
+func (a *approver) announce() {
 	if !a.announced {
 		fmt.Fprintln(a.out, "Waiting for questions. Control-C ends this, and then nobody answers here.")
 		a.announced = true
-	}
-	if one.link != "" {
-		fmt.Fprintln(a.out, "or answer on the page:", one.link)
-		one.link = ""
 	}
 }
 
 func (a *approver) follow(server desk.Server) {
 	one := &answering{replies: make(chan ask.Reply, 1)}
 	a.servers[server.Path] = one
-	ctx, cancel := context.WithTimeout(context.Background(), findEvery)
-	defer cancel()
-	// A server of another version, or without a gateway, has no page.
-	_ = server.Ask(ctx, ask.LinkVerbName, nil, &one.link)
 	go func() {
 		// A server of another version, or that ends, has no questions.
 		_ = ask.Follow(context.Background(), server, a.whose, func(list []call.Question) { a.changes <- news{server.Path, list, false} }, one.replies)

@@ -261,7 +261,7 @@ func forward(std cli.Streams, p Place, port, listen uint16) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	client, err := live.server.Dial(ctx, "forward", visit.ForwardArgs{Place: p.in(), Port: port, Listen: listen})
+	client, err := live.server.Dial(ctx, visit.ForwardVerbName, visit.ForwardArgs{Place: p.in(), Port: port, Listen: listen})
 	if err != nil {
 		return err
 	}

@@ -4,18 +4,15 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
-// VerbName is that of [Verb]. LinkVerbName is that of a verb whose answer is the address of a page that
-// answers questions too, which is empty if there is none.
-const (
-	VerbName     = "questions"
-	LinkVerbName = "page"
-)
+// VerbName is that of [Verb].
+const VerbName = "questions"
 
 // Whose says whose questions a client of the verb answers. On standard streams there is one
 // principal, the empty one.
@@ -70,6 +67,35 @@ type Questions interface {
 	Questions(principal string) []call.Question
 	Answer(principal, id string, choice call.Choice) error
 	Listen(principal string) (changed <-chan struct{}, stop func())
+}
+
+// Answer answers one question of a server. The error is [ErrAnswered] if it is not open any more, or
+// the choice is none of its choices.
+func Answer(ctx context.Context, server desk.Server, whose Whose, reply Reply) error {
+	client, err := server.Dial(ctx, VerbName, whose)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	defer context.AfterFunc(ctx, func() { client.Close() })()
+	isOpen := func() (open bool, err error) {
+		var list []call.Question
+		err = client.Read(&list)
+		return slices.ContainsFunc(list, func(q call.Question) bool {
+			return q.ID == reply.ID && q.Offers(reply.Choice)
+		}), err
+	}
+	open, err := isOpen()
+	if err == nil && !open {
+		return ErrAnswered
+	}
+	if err == nil {
+		err = client.Write(reply)
+	}
+	for err == nil && open { // until the server has taken it
+		open, err = isOpen()
+	}
+	return err
 }
 
 // Follow answers the questions of a server until ctx ends or the server does. It gives each list to

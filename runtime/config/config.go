@@ -86,10 +86,8 @@ type Config struct {
 
 	// Audit is the absolute path of the audit log; empty if unset.
 	Audit string
-	// Metrics is the address of metrics: ADDRESS:PORT or unix:PATH; empty if unset. Page is "1"
-	// if the page is served there, "0" if it is not, and empty if the variables do not say.
+	// Metrics is the address of metrics: ADDRESS:PORT or unix:PATH; empty if unset.
 	Metrics string
-	Page    string
 
 	// StartWithin is the time for a sandbox to start.
 	StartWithin time.Duration
@@ -214,7 +212,6 @@ func Read(get func(string) string) (Config, error) {
 		KeepFolder:      KeptSessions(get),
 		Audit:           get("NIX_SANDBOX_AUDIT"),
 		Metrics:         get("NIX_SANDBOX_METRICS"),
-		Page:            choice("NIX_SANDBOX_PAGE", "serve the page beside the metrics"),
 		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
 		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
 		HTTP:            get("NIX_SANDBOX_HTTP"),

@@ -19,9 +19,8 @@ type Serve struct {
 	CallsAtOnce int `json:"calls_at_once"`
 	// AuditFile is the file of the audit log, or "".
 	AuditFile string `json:"audit_file"`
-	// MetricsListen is the address for metrics, and with Page for the page, or "".
+	// MetricsListen is the address for metrics, or "".
 	MetricsListen string `json:"metrics_listen"`
-	Page          bool   `json:"page"`
 	// LameDuckSeconds is how long the server goes on before it drains, DrainSeconds how
 	// long calls may then take.
 	LameDuckSeconds int `json:"lame_duck_seconds"`

@@ -21,7 +21,7 @@ func TestApprove_AnswersAtATerminal(t *testing.T) {
 	folder := filepath.Join(strings.TrimPrefix(cmd.Env[0], "HOME="), "sandboxes")
 	must.Do(t, os.MkdirAll(folder, 0o755))
 	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "world-ask")))
-	cmd.Env = append(cmd.Env, runtime, "NIX_SANDBOX_METRICS=127.0.0.1:0", "NIX_SANDBOX_PAGE=1")
+	cmd.Env = append(cmd.Env, runtime)
 	c := mcptest.Start(t, cmd)
 	c.Initialize(mcptest.Newest)
 	fetch := func(host string) string {
@@ -39,7 +39,6 @@ func TestApprove_AnswersAtATerminal(t *testing.T) {
 	approve.Env = append(approve.Env, runtime)
 	u := startOnTerminal(t, 40, 120, approve)
 	u.sees("Waiting for questions.")
-	u.sees("or answer on the page: http://127.0.0.1:")
 	id := fetch("no.host.example")
 	u.sees("connects to\n> no.host.example:80\n")
 	u.sees("  4  No\n")

@@ -17,6 +17,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // shown is what a card of the page says of a call, and what the server's status does.
@@ -44,24 +45,25 @@ const readCard = `((card) => {
     Env: text(".env"), Session: text(".session"), Facts: text("h3 .facts"), Code: text("pre.code"), Stdout: text("pre.stdout"), Stderr: text("pre.stderr"),
     Remarks: lines(".remark"), Files: lines(".file"), Images: [...card.querySelectorAll("img")].filter((image) => image.naturalWidth > 0).length,
   });
-})(document.getElementById("call-%d"))`
+})(document.getElementById("call-0-%d"))`
 
-// watched is a server with its page in a browser.
+// watched is a server on the page in a browser.
 type watched struct {
 	t    *testing.T
 	b    *browser.Browser
-	url  string
-	made int // calls
+	url  string // of the status
+	made int    // calls
 }
 
 var pageAddress = regexp.MustCompile(`(?:msg=metrics address=|"msg":"metrics","address":")([0-9.:]+)`)
 
-func watch(t *testing.T, log func() string) *watched {
+// watch opens the page for a server whose socket is in a folder.
+func watch(t *testing.T, log func() string, runtime string) *watched {
 	t.Helper()
 	b := browser.Start(t)
 	patience.Wait(t, patience.Long, log, func() bool { return pageAddress.MatchString(log()) })
 	w := &watched{t: t, b: b, url: "http://" + pageAddress.FindStringSubmatch(log())[1]}
-	b.Open(w.url)
+	b.Open(browser.Link(t, undertest.Server(t), []string{"HOME=" + t.TempDir(), "XDG_RUNTIME_DIR=" + runtime}))
 	b.Await(`document.getElementById("link")?.textContent == "live"`)
 	return w
 }
@@ -70,7 +72,7 @@ func watch(t *testing.T, log func() string) *watched {
 func (w *watched) next() (s shown) {
 	w.t.Helper()
 	w.made++
-	w.b.Await(fmt.Sprintf(`((card) => card && !card.classList.contains("live") && [...card.querySelectorAll("img")].every((image) => image.complete))(document.getElementById("call-%d"))`, w.made))
+	w.b.Await(fmt.Sprintf(`((card) => card && !card.classList.contains("live") && [...card.querySelectorAll("img")].every((image) => image.src && image.complete))(document.getElementById("call-0-%d"))`, w.made))
 	must.Do(w.t, json.Unmarshal([]byte(w.b.Eval(fmt.Sprintf(readCard, w.made))), &s))
 	response := must.Get(http.Get(w.url + "/live.json"))(w.t)
 	defer response.Body.Close()
@@ -166,8 +168,9 @@ func TestPage_TellsWhatHappened(t *testing.T) {
 	quick["name"], quick["timeout_seconds"], quick["prewarm"] = "quick", 2, 0
 	all["quick"], all["small"] = quick, withLimits(t)["python"]
 	all["small"]["name"], all["small"]["prewarm"] = "small", 0
-	c := start(t, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, all), "NIX_SANDBOX_METRICS=127.0.0.1:0", "NIX_SANDBOX_PAGE=1", "SESSION_MAX=6", "NIX_SANDBOX_START_SECONDS=120")
-	w := watch(t, c.Log)
+	runtime := t.TempDir()
+	c := start(t, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, all), "NIX_SANDBOX_METRICS=127.0.0.1:0", "XDG_RUNTIME_DIR="+runtime, "SESSION_MAX=6", "NIX_SANDBOX_START_SECONDS=120")
+	w := watch(t, c.Log, runtime)
 	const ok, failed, refused = "ok", "failed", "refused"
 	for i, step := range []struct {
 		session, env, code string
@@ -254,7 +257,7 @@ func TestPage_TellsWhatHappened(t *testing.T) {
 	}
 	// The sessions had as many calls as were made in them.
 	w.b.Await(`[...document.querySelectorAll("#sessions li")].some((one) => /^files.* 4 calls/.test(one.textContent))`)
-	w.quotas()
+	quotas(t)
 }
 
 // ends are calls that are cancelled, and sandboxes that are killed.
@@ -263,7 +266,7 @@ func (w *watched) ends(c *mcptest.Client) {
 	t.Helper()
 	running := func(session, code string) (id string) {
 		id = c.SendRun(mcptest.Arguments{Code: code, Env: "bash", Session: session})
-		w.b.Await(fmt.Sprintf(`document.querySelector("#call-%d.running pre.stdout")?.textContent.includes("begun")`, w.made+1))
+		w.b.Await(fmt.Sprintf(`document.querySelector("#call-0-%d.running pre.stdout")?.textContent.includes("begun")`, w.made+1))
 		return id
 	}
 	for _, session := range []string{"", "four"} {
@@ -305,21 +308,24 @@ func (w *watched) ends(c *mcptest.Client) {
 }
 
 // quotas are calls of two principals beyond what they may have.
-func (w *watched) quotas() {
-	t := w.t
+func quotas(t *testing.T) {
+	runtime := t.TempDir()
 	server := startHTTP(t, []string{"alice", "bob"}, map[string]any{
-		"metrics_listen": "127.0.0.1:0", "page": true, "lame_duck_seconds": 0,
+		"metrics_listen": "127.0.0.1:0", "lame_duck_seconds": 0,
 		"quotas": map[string]any{"default": map[string]any{"calls": 1, "sessions": 1, "streams": 4, "memory_mb": 600}},
-	}, map[string]any{"prewarm": 0})
-	p := watch(t, server.log.String)
+	}, map[string]any{"prewarm": 0}, "XDG_RUNTIME_DIR="+runtime)
 	alice, bob := server.client("alice", mcptest.Newest), server.client("bob", mcptest.Newest)
+	// The page finds a server that has answered.
+	inHTTP(t, alice, "", "bash", "echo 0")
+	p := watch(t, server.log.String, runtime)
+	p.next()
 	time := seconds()
 	done := make(chan mcptest.Answer, 1)
 	go func() {
 		answer, _ := alice.Run(t.Context(), mcptest.Arguments{Env: "bash", Session: "s", Code: "echo begun; sleep " + time})
 		done <- answer
 	}()
-	p.b.Await(`document.querySelector("#call-1.running pre.stdout")?.textContent.includes("begun")`)
+	p.b.Await(`document.querySelector("#call-0-2.running pre.stdout")?.textContent.includes("begun")`)
 	p.made++
 	answer := inHTTP(t, alice, "", "bash", "echo 1")
 	s := p.next()
@@ -347,7 +353,7 @@ func (w *watched) quotas() {
 	}
 	// A call that began first and ends last.
 	together(t, 1, time)
-	p.made = 0
+	p.made = 1
 	p.compare("the first call of alice", p.next(), <-done)
 }
 
@@ -361,12 +367,13 @@ timeout_seconds = 60
 mode = "allow"
 domains = ["allowed.example"]
 `)
-	c := s.start("NIX_SANDBOX_METRICS=127.0.0.1:0", "NIX_SANDBOX_PAGE=1")
+	runtime := t.TempDir()
+	c := s.start("NIX_SANDBOX_METRICS=127.0.0.1:0", "XDG_RUNTIME_DIR="+runtime)
 	offered(t, c, "web", true)
-	w := watch(t, c.Log)
+	w := watch(t, c.Log, runtime)
 	s.nix.hold()
 	id := c.SendRun(mcptest.Arguments{Env: "python+tabulate", Code: "import tabulate; print('built')"})
-	w.b.Await(`document.querySelector("#call-1.waiting .remark")?.textContent.includes("building python+tabulate")`)
+	w.b.Await(`document.querySelector("#call-0-1.waiting .remark")?.textContent.includes("building python+tabulate")`)
 	s.nix.release()
 	answer := c.AwaitRun(id)
 	card := w.next()

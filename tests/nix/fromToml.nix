@@ -497,7 +497,6 @@ in
       calls_at_once = null;
       audit_file = null;
       metrics_listen = null;
-      page = false;
       lame_duck_seconds = 4;
       drain_seconds = 30;
     };
@@ -519,7 +518,7 @@ in
       calls = 0
     '';
     expected = [
-      "config: [serve] has no option \"port\": use one of audit_file, calls_at_once, drain_seconds, hosts, lame_duck_seconds, listen, metrics_listen, oauth, origins, page, proxy, quotas, token_file"
+      "config: [serve] has no option \"port\": use one of audit_file, calls_at_once, drain_seconds, hosts, lame_duck_seconds, listen, metrics_listen, oauth, origins, proxy, quotas, token_file"
       "config: [serve] listen is \"8080\": use an address with a port, such as \"127.0.0.1:8080\", \"unix:/run/nix-sandbox-mcp/socket\", or \"systemd\""
       "config: [serve] oauth lacks jwks: set jwks = \"https://login.example\""
       "config: [serve] oauth.resource is \"sandbox.example\": use a URL, such as \"https://login.example\""

@@ -140,7 +140,6 @@ in
         listen = "127.0.0.1:8080";
         metrics_listen = null;
         oauth = null;
-        page = false;
         origins = [ ];
         proxy = null;
         quotas.default = {
@@ -224,7 +223,7 @@ in
       { config = config // { serve = { }; }; }
       { inherit config; serve = { }; }
       (library.fromToml config)
-      (library.fromToml (config // { serve.page = true; }))
+      (library.fromToml (config // { serve.metrics_listen = "127.0.0.1:9464"; }))
     ];
     expected = [
       false

@@ -1,4 +1,4 @@
-// Package page tests the server's page in a browser.
+// Package page tests the user's page in a browser.
 package page
 
 import (
@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -45,30 +44,31 @@ base64 -d <<<iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgA
 echo '` + markup + `' | tee /dev/stderr; exit 3`
 )
 
-// start starts a server with the page, and a browser.
-func start(t *testing.T, more ...string) (c *mcptest.Client, b *browser.Browser, url string) {
+// start starts a server, the page, and a browser.
+func start(t *testing.T, more ...string) (c *mcptest.Client, b *browser.Browser, link string) {
 	t.Helper()
-	server := undertest.Server(t)
 	b = browser.Start(t)
+	runtime := t.TempDir()
+	c = serve(t, runtime, more...)
+	return c, b, browser.Link(t, undertest.Server(t), []string{"HOME=" + t.TempDir(), "XDG_RUNTIME_DIR=" + runtime})
+}
+
+// serve starts a server whose sockets are in a folder.
+func serve(t *testing.T, runtime string, more ...string) *mcptest.Client {
+	t.Helper()
 	home := t.TempDir()
-	cmd := exec.Command(server, "--stdio")
-	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes"),
-		"NIX_SANDBOX_METRICS=127.0.0.1:0", "NIX_SANDBOX_PAGE=1", "NIX_SANDBOX_AUDIT=" + filepath.Join(home, "audit.jsonl")}
-	cmd.Env = append(cmd.Env, more...)
-	c = mcptest.Start(t, cmd)
+	cmd := exec.Command(undertest.Server(t), "--stdio")
+	cmd.Env = append([]string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes"),
+		"XDG_RUNTIME_DIR=" + runtime, "NIX_SANDBOX_AUDIT=" + filepath.Join(home, "audit.jsonl")}, more...)
+	c := mcptest.Start(t, cmd)
 	c.Initialize(mcptest.Newest)
-	var found []string
-	patience.Wait(t, patience.Long, c.Log, func() bool {
-		found = regexp.MustCompile(`msg=metrics address=(\S+) page=true`).FindStringSubmatch(c.Log())
-		return found != nil
-	})
-	return c, b, "http://" + found[1] + "/"
+	return c
 }
 
 func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
-	c, b, url := start(t)
+	c, b, link := start(t)
 	c.Run(mcptest.Arguments{Code: drawing, Env: "python", Session: "report"})
-	b.Open(url)
+	b.Open(link)
 	b.Await(`document.getElementById("link")?.textContent == "live"`)
 	b.Await(`document.querySelectorAll(".call").length == 1`)
 	b.Await(`document.querySelector(".call img")?.naturalWidth == 240`)
@@ -80,13 +80,13 @@ func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
 	if got := b.Eval(`document.querySelector(".call").className`); got != "call refused" {
 		t.Errorf("the newest call is %q", got)
 	}
-	b.Await(`document.querySelector("#call-2 img")?.naturalWidth == 1`)
+	b.Await(`document.querySelector("#call-0-2 img")?.naturalWidth == 1`)
 	for _, part := range []string{".code", ".stdout", ".stderr", "figcaption"} {
-		if got := b.Eval(`document.querySelector("#call-2 ` + part + `").textContent`); !strings.Contains(got, "<img src=x onerror") {
+		if got := b.Eval(`document.querySelector("#call-0-2 ` + part + `").textContent`); !strings.Contains(got, "<img src=x onerror") {
 			t.Errorf("%s of the hostile call is %q", part, got)
 		}
 	}
-	if got := b.Eval(`document.querySelectorAll("#call-2 img, #call-2 script").length`); got != "1" {
+	if got := b.Eval(`document.querySelectorAll("#call-0-2 img, #call-0-2 script").length`); got != "1" {
 		t.Errorf("the hostile call has %s elements that load something, not its image alone", got)
 	}
 	if got := b.Eval("document.title"); got != "nix-sandbox-mcp" {
@@ -150,7 +150,7 @@ const unfit = `(() => {
 // The page fits a telephone and a wide screen, in light and in dark colours, while it is empty, and
 // with many sessions, long output and calls that run.
 func TestPage_FitsEveryScreen(t *testing.T) {
-	c, b, url := start(t)
+	c, b, link := start(t)
 	look := func(state string) {
 		t.Helper()
 		for _, width := range []int{390, 1440} {
@@ -165,8 +165,8 @@ func TestPage_FitsEveryScreen(t *testing.T) {
 			}
 		}
 	}
-	b.Open(url)
-	b.Await(`document.getElementById("link")?.textContent == "live" && document.getElementById("server").textContent.includes("bash")`)
+	b.Open(link)
+	b.Await(`document.getElementById("link")?.textContent == "live" && document.getElementById("servers").textContent.includes("bash")`)
 	look("empty")
 	c.Run(mcptest.Arguments{Code: "curl https://example.org", Env: "bash", Session: strings.Repeat("wide", 16)})
 	for i := range 12 {
@@ -196,12 +196,12 @@ func TestPage_FitsEveryScreen(t *testing.T) {
 // Whatever code prints and clients name: the page stays small and quick, and shows a reader each
 // character that would deceive. The control is text of the same size.
 func TestPage_ShowsWhatWouldDeceive(t *testing.T) {
-	c, b, url := start(t)
-	b.Open(url)
+	c, b, link := start(t)
+	b.Open(link)
 	b.Await(`document.getElementById("link")?.textContent == "live"`)
 	show := func(arguments mcptest.Arguments, number int) {
 		c.Run(arguments)
-		b.Await(fmt.Sprintf(`document.querySelector("#call-%d .outcome") && !document.querySelector("#call-%d.live")`, number, number))
+		b.Await(fmt.Sprintf(`document.querySelector("#call-0-%d .outcome") && !document.querySelector("#call-0-%d.live")`, number, number))
 	}
 	for i, test := range []struct{ code, has, lacks string }{
 		{`print('plain ' * 2000)`, "plain", ""},
@@ -214,7 +214,7 @@ func TestPage_ShowsWhatWouldDeceive(t *testing.T) {
 		{`print('👩‍👩‍👧 ❤️ \u200b')`, "👩‍👩‍👧 ❤️ U+200B", "\u200b"},
 	} {
 		show(mcptest.Arguments{Code: test.code, Env: "python"}, i+1)
-		pre := fmt.Sprintf(`document.querySelector("#call-%d pre.stdout")`, i+1)
+		pre := fmt.Sprintf(`document.querySelector("#call-0-%d pre.stdout")`, i+1)
 		if got := b.Eval(pre + ".textContent"); !strings.Contains(got, test.has) || test.lacks != "" && strings.Contains(got, test.lacks) {
 			t.Errorf("%s: %.300q", test.code, got)
 		}
@@ -224,14 +224,14 @@ func TestPage_ShowsWhatWouldDeceive(t *testing.T) {
 		}
 	}
 	show(mcptest.Arguments{Code: "1", Env: "\u202e<b>env</b>\x1b[31m", Session: "\u2066s<script>"}, 9)
-	for _, place := range []string{`document.querySelector("#call-9 h3").textContent`, `[...document.querySelectorAll("option")].map((one) => one.textContent).join()`} {
+	for _, place := range []string{`document.querySelector("#call-0-9 h3").textContent`, `[...document.querySelectorAll("option")].map((one) => one.textContent).join()`} {
 		if got := b.Eval(place); !strings.Contains(got, "U+202E<b>env</b>") || !strings.Contains(got, "U+2066s<script>") || strings.ContainsAny(got, "\u202e\u2066\x1b") {
 			t.Errorf("%s is %.300q", place, got)
 		}
 	}
 	// The filter finds a call by a part of its output alone.
 	b.Eval(`(() => { const text = document.querySelector("#filter [name=text]"); text.value = "RM -RF"; text.dispatchEvent(new Event("input", { bubbles: true })) })()`)
-	if got := b.Eval(`[...document.querySelectorAll(".call")].filter((card) => card.checkVisibility()).map((card) => card.id).join()`); got != "call-7" {
+	if got := b.Eval(`[...document.querySelectorAll(".call")].filter((card) => card.checkVisibility()).map((card) => card.id).join()`); got != "call-0-7" {
 		t.Errorf("the filter shows %s", got)
 	}
 	if len(b.Errors) > 0 {

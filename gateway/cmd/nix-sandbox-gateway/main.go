@@ -12,8 +12,6 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/ask"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
@@ -70,7 +68,7 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 		return err
 	}
 	defer observers.Close()
-	with := parts.With{Calls: calls, Verbs: []desk.Verb{desk.Answer(ask.LinkVerbName, observers.link)}}
+	with := parts.With{Calls: calls}
 	var book *account.Book
 	if front != nil {
 		book = account.NewBook(front.quota, front.callsAtOnce(), max(1, int(server.Base.OnDemand.MaxBuilds)))
@@ -79,11 +77,10 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 		// Of calls without a session the sandboxes are bounded by the calls that run.
 		options.OneShots, options.Sessions.Max, options.Sessions.MaxEach = 0, settings.SessionMaxOfMany, book.Sessions
 	}
-	added, err := parts.Add(options, server, with)
-	if err != nil {
+	if err := parts.Add(options, server, with); err != nil {
 		return err
 	}
-	observers.start(server, options, added)
+	observers.start(server, options)
 	if front == nil {
 		return service.Stdio(server.Context, in, out, options)
 	}

@@ -35,7 +35,6 @@ NIX_SANDBOX_HOSTS          names of this server for clients over HTTP, with comm
                            them, besides the configuration's
 NIX_SANDBOX_TOKENS         file of the tokens with which clients may call over HTTP
 NIX_SANDBOX_METRICS        address for metrics, in place of the configuration's
-NIX_SANDBOX_PAGE           1: the address for metrics shows calls to a browser
 NIX_SANDBOX_AUDIT          file of the audit log, a record for each call
 NIX_SANDBOX_START_SECONDS  seconds that a sandbox may take to start (10)
 NIX_SANDBOX_METADATA       what the server was built with: JSON, or its path

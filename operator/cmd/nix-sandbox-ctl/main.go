@@ -17,6 +17,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/clients"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/page"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/sandboxes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/sessions"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/terminal"
@@ -51,6 +52,7 @@ func rootCommand(std cli.Streams) *cobra.Command {
 		tokenCommand(std),
 		sessions.Top(std),
 		sessions.Approve(std),
+		page.Command(std),
 		sandboxes.List(std),
 		sandboxes.Packages(std),
 		sandboxes.Run(std),

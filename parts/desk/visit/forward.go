@@ -17,6 +17,9 @@ import (
 // maxForwarded bounds the connections to a port at a time; further ones wait in the kernel.
 const maxForwarded = 32
 
+// ForwardVerbName is the name of the verb forward.
+const ForwardVerbName = "forward"
+
 // ForwardArgs are the arguments of the verb forward: a port of a session, and one of 127.0.0.1, which
 // may be 0 for any.
 type ForwardArgs struct {

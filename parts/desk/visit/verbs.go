@@ -28,7 +28,7 @@ func (v *Visits) Verbs() []desk.Verb {
 		{Name: "project", Serve: v.project},
 		{Name: "linger", Serve: v.linger},
 		{Name: "file", Serve: v.file},
-		{Name: "forward", Serve: v.forward},
+		{Name: ForwardVerbName, Serve: v.forward},
 	}
 }
 

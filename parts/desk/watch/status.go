@@ -23,6 +23,7 @@ type Snapshot struct {
 	PID          int         `json:"pid"`
 	Time         time.Time   `json:"time"`
 	Uptime       float64     `json:"uptime_seconds"`
+	Project      string      `json:"project,omitempty"` // the folder that sandboxes show
 	Environments []string    `json:"environments"`
 	Memory       Memory      `json:"memory"`
 	Principals   []Principal `json:"principals"`
@@ -77,7 +78,7 @@ type Call struct {
 	// Waits is what a running call waits for, or "" while its code runs.
 	Waits string `json:"waits,omitempty"`
 
-	Code   Text   `json:"-"` // these are empty unless contents are kept
+	Code   Text   `json:"-"` // these are in a [Card]
 	Stdout Text   `json:"-"`
 	Stderr Text   `json:"-"`
 	Files  []File `json:"-"` // the first of them

@@ -1,5 +1,5 @@
 // Package watch knows what a server does: its principals, sessions, running calls and recent calls.
-// The user's commands get it as JSON, and a browser as a page.
+// The user's commands ask for it by verbs of a desk.
 //
 // It promises that its memory is bounded, and that it delays no call.
 package watch
@@ -41,7 +41,7 @@ const (
 	maxRemark  = 1 << 10
 	maxFiles   = 32
 	maxImage   = 2 << 20
-	maxImages  = 32 << 20
+	maxImages  = 16 << 20
 	// codeFailed is the outcome of a call whose code ended by itself with another status than 0.
 	codeFailed = "failed"
 )
@@ -49,10 +49,10 @@ const (
 // Server is the state of a server. It is an Observer of calls, and safe for
 // concurrent use.
 type Server struct {
-	// Contents keeps the code and the output of calls, and Audit is nil if there is no audit log. Both
-	// are set before the first call.
-	Contents bool
-	Audit    func() Audit
+	// Project is the folder that sandboxes show, or empty, and Audit is nil if there is no audit log.
+	// Both are set before the first call.
+	Project string
+	Audit   func() Audit
 
 	environments *registry.Registry
 	started      time.Time
@@ -91,9 +91,7 @@ func (s *Server) Begin(c call.Call) (end func(call.Result, error)) {
 	one := Call{
 		Principal: bounded.Head(c.Principal, maxName), Trace: bounded.Head(c.Trace, maxName),
 		Env: bounded.Head(c.Env.Name, maxName), Session: bounded.Head(c.Session, maxName), Began: time.Now(),
-	}
-	if s.Contents {
-		one.Code = cut(sandbox.Text{Head: c.Code})
+		Code: cut(sandbox.Text{Head: c.Code}),
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,17 +114,15 @@ func (s *Server) end(one Call, result call.Result, err error) {
 		one.Remarks = append(one.Remarks, bounded.Head(strings.TrimSuffix(strings.TrimPrefix(remark, "["), "]"), maxRemark))
 	}
 	one.Tools = toolCalls(result)
+	one.Stdout, one.Stderr, one.FileCount = cut(result.Stdout), cut(result.Stderr), len(result.Files)
 	size := 0
-	if s.Contents {
-		one.Stdout, one.Stderr, one.FileCount = cut(result.Stdout), cut(result.Stderr), len(result.Files)
-		for _, file := range result.Files[:min(len(result.Files), maxFiles)] {
-			kept := File{Path: bounded.Head(file.Path, maxName), Bytes: max(file.Size, int64(len(file.Content)))}
-			if imageTypes[file.Type] && len(file.Content) > 0 && len(file.Content) <= maxImage && size+len(file.Content) <= maxImages/4 {
-				kept.Type, kept.Content = file.Type, file.Content
-				size += len(file.Content)
-			}
-			one.Files = append(one.Files, kept)
+	for _, file := range result.Files[:min(len(result.Files), maxFiles)] {
+		kept := File{Path: bounded.Head(file.Path, maxName), Bytes: max(file.Size, int64(len(file.Content)))}
+		if imageTypes[file.Type] && len(file.Content) > 0 && len(file.Content) <= maxImage && size+len(file.Content) <= maxImages/4 {
+			kept.Type, kept.Content = file.Type, file.Content
+			size += len(file.Content)
 		}
+		one.Files = append(one.Files, kept)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +158,7 @@ func (s *Server) end(one Call, result call.Result, err error) {
 // imageTypes are the types without scripts. SVG has scripts.
 var imageTypes = map[string]bool{"image/png": true, "image/jpeg": true, "image/gif": true, "image/webp": true}
 
-// cut bounds a text.
+// cut bounds a text, and keeps no more of it in memory.
 func cut(t sandbox.Text) Text {
 	if t.Cut == 0 && len(t.Head) <= maxText {
 		return Text{Head: t.Head}
@@ -171,7 +167,7 @@ func cut(t sandbox.Text) Text {
 	if t.Cut == 0 {
 		end = t.Head
 	}
-	short := Text{Head: bounded.Head(t.Head, maxText/2), Tail: sandbox.LastBytes(end, maxText/2)}
+	short := Text{Head: strings.Clone(bounded.Head(t.Head, maxText/2)), Tail: strings.Clone(sandbox.LastBytes(end, maxText/2))}
 	short.Cut = int64(t.Len()-len(short.Head)-len(short.Tail)) + t.Cut
 	return short
 }
@@ -206,7 +202,7 @@ func (s *Server) Now() Snapshot {
 	now := time.Now()
 	result := Snapshot{
 		Version: command.Version(), PID: os.Getpid(), Time: now, Uptime: now.Sub(s.started).Seconds(), Memory: Measure(),
-		Environments: s.environments.Now().Names(),
+		Project: s.Project, Environments: s.environments.Now().Names(),
 	}
 	if s.Audit != nil {
 		state := s.Audit()
@@ -273,7 +269,8 @@ func (s *Server) Cards() (cards []Card) {
 		stdout, stderr, line := c.progress.Now(maxText / 2)
 		one.Stdout, one.Stderr, one.Waits = cut(stdout), cut(stderr), c.progress.Waits()
 		// Output beyond the environment's bound comes as its newest line, now and then.
-		if one.Waits == "" && !strings.Contains(stdout.Head+stdout.Tail+stderr.Head+stderr.Tail, line) {
+		shown := strings.Join(strings.Fields(stdout.Head+stdout.Tail+"\n"+stderr.Head+stderr.Tail), " ")
+		if one.Waits == "" && !strings.Contains(shown, strings.Join(strings.Fields(line), " ")) {
 			one.Line = line
 		}
 		cards = append(cards, one)

@@ -18,13 +18,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
-// keeping is a Server that keeps contents.
-func keeping() *Server {
-	s := New(registry.New(&registry.Set{}))
-	s.Contents = true
-	return s
-}
-
 func ran(s *Server, c call.Call, result call.Result, err error) { s.Begin(c)(result, err) }
 
 func result(stdout string, files ...sandbox.File) call.Result {
@@ -49,7 +42,7 @@ func TestCalls_OfCodeThatFails(t *testing.T) {
 
 // What is kept is bounded, whatever comes.
 func TestServer_IsBounded(t *testing.T) {
-	s := keeping()
+	s := New(registry.New(&registry.Set{}))
 	big := strings.Repeat("x", 1<<20)
 	image := sandbox.File{Path: "/a.png", Type: "image/png", Content: make([]byte, maxImage)}
 	for i := range 3 * maxPrincipals {
@@ -91,14 +84,6 @@ func TestServer_IsBounded(t *testing.T) {
 	stop()
 	if n := len(s.Cards()); n != maxCards {
 		t.Errorf("%d calls that run have cards", n)
-	}
-}
-
-func TestServer_KeepsNoContentsUnlessAsked(t *testing.T) {
-	s := New(registry.New(&registry.Set{}))
-	ran(s, call.Call{Code: "secret"}, result("secret", sandbox.File{Type: "image/png", Content: []byte("secret")}), nil)
-	if c := s.recent[0]; c.Code != (Text{}) || c.Stdout != (Text{}) || c.Files != nil {
-		t.Errorf("%+v", c)
 	}
 }
 

@@ -42,14 +42,13 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if _, err := parts.Add(options, server, parts.With{}); err != nil {
+	if err := parts.Add(options, server, parts.With{}); err != nil {
 		return err
 	}
 	return service.Stdio(server.Context, in, out, options)
 }
 
-// observed returns the setting that asks for an audit log, metrics or the page; empty if
-// none does.
+// observed returns the setting that asks for an audit log or metrics; empty if none does.
 func observed(settings config.Config, serve *registry.Serve) string {
 	if serve == nil {
 		serve = &registry.Serve{}
@@ -63,10 +62,8 @@ func observed(settings config.Config, serve *registry.Serve) string {
 		}
 		return ""
 	}
-	page := map[bool]string{true: "true"}[serve.Page && settings.Page == ""]
 	return cmp.Or(
 		set("NIX_SANDBOX_AUDIT", settings.Audit, "audit_file", serve.AuditFile),
 		set("NIX_SANDBOX_METRICS", settings.Metrics, "metrics_listen", serve.MetricsListen),
-		set("NIX_SANDBOX_PAGE", map[bool]string{true: "1"}[settings.Page == "1"], "page", page),
 	)
 }

@@ -90,7 +90,6 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 		"project misplaced": {[]string{"--stdio"}, []string{metadata, "PROJECT_MOUNT=/nix/x"}, 1, `nix-sandbox-mcp: error: PROJECT_MOUNT is "/nix/x"`},
 		"audit log":         {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_AUDIT=/audit"}, 1, withoutGateway(`NIX_SANDBOX_AUDIT is "/audit"`)},
 		"metrics":           {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_METRICS=127.0.0.1:9464"}, 1, withoutGateway(`NIX_SANDBOX_METRICS is "127.0.0.1:9464"`)},
-		"page":              {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_PAGE=1"}, 1, withoutGateway(`NIX_SANDBOX_PAGE is "1"`)},
 		"configured audit":  {[]string{"--stdio"}, []string{observed}, 1, withoutGateway(`the configuration's audit_file is "/audit"`)},
 		"idle of words":     {[]string{"--stdio"}, []string{metadata, "SESSION_IDLE_TIMEOUT=soon"}, 1, `nix-sandbox-mcp: error: SESSION_IDLE_TIMEOUT is "soon"`},
 	} {

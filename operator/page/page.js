@@ -1,8 +1,9 @@
-// Writes the page from the events of the server. What comes of sandboxes becomes text nodes
+// Writes the page from the events of the servers. What comes of sandboxes becomes text nodes
 // and never markup; the page's policy (require-trusted-types-for) has the browser refuse
 // markup from a script.
 "use strict";
 const most = 100; // calls that are shown, beside those that run
+const mostBlobs = 400; // images in memory
 const find = (id) => document.getElementById(id);
 
 // make returns an element; a child that is no node becomes text.
@@ -83,43 +84,75 @@ const list = (id, items, none) => {
   const fresh = make("ul", "", ...(items.length ? items : [make("li", "facts", none)]));
   if (fresh.textContent !== now.textContent) now.replaceChildren(...fresh.childNodes);
 };
-const showState = (state) => {
-  const { memory, audit } = state, environments = state.environments ?? [], running = state.running ?? [];
-  const sessions = (state.sessions ?? []).sort((a, b) => b.waiting - a.waiting || a.idle_seconds - b.idle_seconds);
-  find("summary").textContent = text(running.length && `${running.length} running`, count(sessions.length, "session"), `up ${seconds(state.uptime_seconds)}`);
-  list("principals", (state.principals ?? []).map((p) => item(who(p.name), text(
-    p.running && `${p.running} running`, count(p.calls, "call"), p.failed && `${p.failed} failed`, p.refused && `${p.refused} refused`,
-    p.sessions && `${count(p.sessions, "session")} (≤\u00a0${p.memory_mb}\u00a0MB)`), p.running, { principal: p.name })), "Nobody has called yet.");
-  list("sessions", sessions.map((s) => item(plain(s.id), text(
-    s.principal && who(s.principal), s.environments, count(s.calls, "call"), s.waiting ? `in use${s.waiting > 1 ? `, ${s.waiting - 1} waiting` : ""}` : `unused for ${seconds(s.idle_seconds)}`,
-    `≤\u00a0${s.memory_mb}\u00a0MB`), s.waiting, { principal: s.principal ?? "", session: s.id })), "There is no live session.");
+// The servers, by their numbers.
+const states = new Map();
+// nameOf is what a user calls a server: the project that it shows, or its process.
+const nameOf = (server) => {
+  const state = states.get(server);
+  return state?.project ? plain(state.project.replace(/.*\/(?=.)/, "")) : `process ${state?.pid ?? "?"}`;
+};
+const among = (server) => states.size > 1 && nameOf(server);
+// breakable is a path that may go on in the next line after each separator.
+const breakable = (path) => plain(path).split(/(?<=[/_-])/).flatMap((part) => [part, make("wbr")]);
+const aboutServer = (server, { memory, audit, version, pid, project, environments }) => {
   const facts = [
-    ["version", `${state.version}, process ${state.pid}`],
+    ["process", `${pid}, version ${version}`],
     ["memory", `server ${megabytes(memory.server_bytes)}, ${count(memory.sandboxes_processes, "process", "processes")} of sandboxes ${megabytes(memory.sandboxes_bytes)}`],
-    ["environments", environments.join(", ") || "none"],
+    ["environments", (environments ?? []).join(", ") || "none"],
   ];
+  if (project) facts.unshift(["project", make("span", "", ...breakable(project))]);
   if (audit) {
     const log = make("span", "", text(plain(audit.Path.replace(/.*\//, "")), `${audit.Records} records`, audit.Lost && `${audit.Lost} lost`));
     log.title = plain(audit.Path);
     facts.push(["audit log", log]);
-  } else facts.push(["audit log", "none"]);
-  find("server").replaceChildren(...facts.flatMap(([name, fact]) => [make("dt", "", name), make("dd", "", fact)]));
-  find("alert").hidden = !audit?.Failure;
-  find("alert").textContent = audit?.Failure ? `The audit log cannot be written: ${plain(audit.Failure)}` : "";
-  const runs = new Map(running.map((call) => [call.number, call]));
-  for (const [number, { call, article }] of cards) {
-    if (call.outcome) continue;
-    const now = runs.get(number);
-    if (now) article.querySelector(".took").textContent = seconds(now.took / 1e9);
-    else forget(number); // its result comes, or came too early to be here
   }
+  return make("dl", "", ...facts.flatMap(([name, fact]) => [make("dt", "", name), make("dd", "", fact)]));
+};
+const showStates = () => {
+  const all = [...states].map(([server, state]) => ({ server, ...state }));
+  // of returns what all servers have of a name, each with its server.
+  const of = (name) => all.flatMap((state) => (state[name] ?? []).map((one) => ({ server: state.server, ...one })));
+  const running = of("running"), sessions = of("sessions").sort((a, b) => b.waiting - a.waiting || a.idle_seconds - b.idle_seconds);
+  find("summary").textContent = text(running.length && `${running.length} running`, count(sessions.length, "session"), all.length === 1 ? `up ${seconds(all[0].uptime_seconds)}` : count(all.length, "server"));
+  list("principals", of("principals").map((p) => item(who(p.name), text(
+    among(p.server), p.running && `${p.running} running`, count(p.calls, "call"), p.failed && `${p.failed} failed`, p.refused && `${p.refused} refused`,
+    p.sessions && `${count(p.sessions, "session")} (≤\u00a0${p.memory_mb}\u00a0MB)`), p.running, { server: `${p.server}`, principal: p.name })), "Nobody has called yet.");
+  list("sessions", sessions.map((s) => item(plain(s.id), text(
+    among(s.server), s.principal && who(s.principal), s.environments, count(s.calls, "call"), s.waiting ? `in use${s.waiting > 1 ? `, ${s.waiting - 1} waiting` : ""}` : `unused for ${seconds(s.idle_seconds)}`,
+    `≤\u00a0${s.memory_mb}\u00a0MB`), s.waiting, { server: `${s.server}`, principal: s.principal ?? "", session: s.id })), "There is no live session.");
+  find("servers").replaceChildren(...(all.length ? all.map((state) => aboutServer(state.server, state)) : [make("p", "facts", "No server of yours runs, or has answered its client yet. One that starts appears here.")]));
+  const failed = all.find((state) => state.audit?.Failure);
+  find("alert").hidden = !failed;
+  find("alert").textContent = failed ? `The audit log cannot be written: ${plain(failed.audit.Failure)}` : "";
+};
+const showState = (state, server) => {
+  const isNew = !states.has(server);
+  states.set(server, state);
+  showStates();
+  if (isNew) for (const { call } of cards.values()) showCall(call, call.server); // they name their servers now
+  const runs = new Map((state.running ?? []).map((call) => [call.number, call]));
+  for (const [id, { call, article }] of cards) {
+    if (call.server !== server || call.outcome) continue;
+    const now = runs.get(call.number);
+    if (now) article.querySelector(".took").textContent = seconds(now.took / 1e9);
+    else forget(id); // its result comes, or came too early to be here
+  }
+};
+// showGone is for a server that has ended: its calls stay, and what ran has no result.
+const showGone = (_, server) => {
+  states.delete(server);
+  questions.delete(server);
+  for (const [id, { call }] of cards) if (call.server === server && !call.outcome) forget(id);
+  showStates();
+  showQuestion();
+  refilter();
 };
 
 // The calls.
-const cards = new Map(); // by their numbers: { call, article }
-const forget = (number) => {
-  cards.get(number)?.article.remove();
-  cards.delete(number);
+const cards = new Map(); // by the numbers of their servers and their own: { call, article }
+const forget = (id) => {
+  cards.get(id)?.article.remove();
+  cards.delete(id);
 };
 // stream shows a text of a call in its card; what has not changed stays as it is.
 const stream = (article, name, part) => {
@@ -142,12 +175,12 @@ const remark = (sentence) => {
   const [, opening, rest] = /^(hint|network|tools|listening): ([^]*)$/.exec(sentence) ?? [, "", sentence];
   return make("p", `remark ${opening}`, ...(opening ? [make("b", "", opening), " "] : []), ...visible(rest));
 };
-// opener opens a port of a session for this page, while the page is open. Only the user's own page does.
+// opener opens a port of a session for this page, while the page is open.
 const opened = new Map(); // addresses by session and port
 const opener = (call) => (sentence) => {
   const [, port] = /^listening: the user opens port (\d+) /.exec(sentence) ?? [];
-  if (!port || call.principal || !sessionStorage.getItem("key")) return [];
-  const name = `${port} ${call.session}`;
+  if (!port || call.principal) return [];
+  const name = `${port} ${call.server} ${call.session}`;
   const place = make("p", "opener");
   const show = () => {
     const address = opened.get(name);
@@ -160,8 +193,7 @@ const opener = (call) => (sentence) => {
     button.type = "button";
     button.addEventListener("click", async () => {
       button.disabled = true;
-      const body = JSON.stringify({ session: call.session, port: +port });
-      const answer = await fetch("forward", { method: "POST", headers: { "Content-Type": "application/json", ...keyHeaders() }, body }).catch(() => null);
+      const answer = await post("forward", { server: call.server, session: call.session, port: +port });
       if (!answer?.ok) return place.replaceChildren(make("span", "facts", plain(answer ? await answer.text() : "The server did not answer.")));
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       opened.set(name, (await reader.read()).value.trim());
@@ -175,36 +207,55 @@ const opener = (call) => (sentence) => {
   show();
   return [place];
 };
+// load shows an image. An element of its own sends no key.
+const blobs = new Map(); // by address
+const load = async (image, address) => {
+  if (!blobs.has(address)) {
+    const answer = await fetch(address, { headers: keyHeaders() }).catch(() => null);
+    if (!answer?.ok) return;
+    const blob = await answer.blob();
+    if (!/^image\/(png|jpeg|gif|webp)$/.test(blob.type)) return;
+    if (blobs.size >= mostBlobs) {
+      const [oldest, url] = blobs.entries().next().value;
+      URL.revokeObjectURL(url);
+      blobs.delete(oldest);
+    }
+    blobs.set(address, URL.createObjectURL(blob));
+  }
+  image.src = blobs.get(address);
+};
 const showFile = (call) => (file, index) => {
   const path = file.path.replace(/^\/workspace\//, "");
   if (!file.type) return make("p", "file", ...visible(path), make("span", "facts", size(file.bytes)));
   const image = make("img");
-  image.src = `images/${call.number}/${index}`;
   image.alt = plain(path);
+  load(image, `images/${call.server}/${call.number}/${index}`);
   return make("figure", "", image, make("figcaption", "", ...visible(path)));
 };
-const showCall = (call) => {
+const showCall = (call, server) => {
+  call.server = server;
+  const id = `${server}-${call.number}`;
   const outcome = call.outcome || (call.waits ? "waiting" : "running");
-  let { article } = cards.get(call.number) ?? {};
+  let { article } = cards.get(id) ?? {};
   if (!article) {
     article = make("article", "", make("h3"), make("div", "body"));
-    article.id = `call-${call.number}`;
+    article.id = `call-${id}`;
   }
-  const known = cards.get(call.number)?.call;
+  const known = cards.get(id)?.call;
   if (!known || call.outcome && !known.outcome) {
     // Those that run are above those that have ended, and the newest is the first.
     const all = [...find("calls").children];
     find("calls").insertBefore(article, (call.outcome ? all.find((other) => other !== article && !other.classList.contains("live")) : all[0]) ?? null);
-    cards.delete(call.number);
+    cards.delete(id);
   }
-  cards.set(call.number, { call, article });
+  cards.set(id, { call, article });
   article.className = ["call", outcome, ...(call.outcome ? [] : ["live"])].join(" ");
   const session = make("button", "session", plain(call.session ?? ""));
   session.type = "button";
-  session.addEventListener("click", () => choose({ principal: call.principal ?? "", session: call.session }));
+  session.addEventListener("click", () => choose({ server: `${server}`, principal: call.principal ?? "", session: call.session }));
   article.querySelector("h3").replaceChildren(
     make("span", "outcome", outcome), make("span", "env", plain(call.env) || "no environment"), call.session ? session : "",
-    make("span", "facts", text(call.principal && who(call.principal), new Date(call.began).toTimeString().slice(0, 8), call.exit_code && `status ${call.exit_code}`), " · ", make("span", "took", seconds(call.took / 1e9))));
+    make("span", "facts", text(among(server), call.principal && who(call.principal), new Date(call.began).toTimeString().slice(0, 8), call.exit_code && `status ${call.exit_code}`), " · ", make("span", "took", seconds(call.took / 1e9))));
   if (call.trace_id) article.querySelector("h3").title = `trace ${plain(call.trace_id)}`;
   const body = article.querySelector(".body");
   for (const name of ["code", "stdout", "stderr"]) stream(article, name, call[name]);
@@ -216,14 +267,14 @@ const showCall = (call) => {
   const more = (call.file_count ?? 0) - (call.files ?? []).length;
   if (more > 0) body.append(make("p", "file facts", `and ${count(more, "more file")}`));
   const ended = [...cards].filter(([, card]) => card.call.outcome);
-  for (const [number] of ended.slice(0, Math.max(0, ended.length - most))) forget(number);
+  for (const [old] of ended.slice(0, Math.max(0, ended.length - most))) forget(old);
   refilter();
 };
 
 // The filter. A choice is offered if there are two to choose from.
 const form = find("filter"), all = "\0";
-const choices = { principal: (c) => c.principal ?? "", env: (c) => c.env, session: (c) => c.session ?? "", outcome: (c) => c.outcome || "running" };
-const titles = { principal: "every caller", env: "every environment", session: "every session", outcome: "every outcome" };
+const choices = { server: (c) => `${c.server}`, principal: (c) => c.principal ?? "", env: (c) => c.env, session: (c) => c.session ?? "", outcome: (c) => c.outcome || "running" };
+const titles = { server: "every server", principal: "every caller", env: "every environment", session: "every session", outcome: "every outcome" };
 const blank = { principal: "the one client", env: "no environment", session: "no session" };
 const choose = (wanted) => {
   for (const [name, value] of Object.entries(wanted)) offer(name, value);
@@ -236,7 +287,7 @@ const offer = (name, chosen) => {
   if (chosen !== all) values.add(chosen);
   const wanted = [all, ...[...values].sort()];
   if (wanted.join(all) !== [...select.options].map((option) => option.value).join(all)) {
-    select.replaceChildren(...wanted.map((value) => new Option(value === all ? titles[name] : plain(value) || blank[name], value)));
+    select.replaceChildren(...wanted.map((value) => new Option(value === all ? titles[name] : name === "server" ? nameOf(+value) : plain(value) || blank[name], value)));
   }
   select.value = chosen;
   select.hidden = wanted.length < 3 && chosen === all;
@@ -266,12 +317,13 @@ wide.addEventListener("change", arrange);
 arrange();
 
 const showLink = (live) => {
-  find("link").textContent = live ? sessionStorage.getItem("key") ? "live, takes answers" : "live" : "not live";
+  find("link").textContent = live ? "live" : "not live";
   find("link").classList.toggle("live", live);
 };
 
-// The key allows answers. The link that nix-sandbox-mcp approve gives has it, and the address loses it.
+// The link that nix-sandbox-mcp page prints has the key, and the address loses it.
 const keyHeaders = () => sessionStorage.getItem("key") ? { "Nix-Sandbox-Key": sessionStorage.getItem("key") } : {};
+const post = (path, body) => fetch(path, { method: "POST", headers: { "Content-Type": "application/json", ...keyHeaders() }, body: JSON.stringify(body) }).catch(() => null);
 const takeKey = () => {
   if (!location.hash.startsWith("#key=")) return false;
   sessionStorage.setItem("key", location.hash.slice(5).replace(/[^A-Z2-7]/g, ""));
@@ -282,8 +334,15 @@ const takeKey = () => {
 // The oldest question is shown, with words of the server. Code chooses when it comes, so its buttons
 // take no click that was meant for something else.
 const buttonsAfter = 1000; // milliseconds
+const questions = new Map(); // lists by server
 let asked; // its id
-const showQuestions = ([question]) => {
+const showQuestions = (list, server) => {
+  questions.set(server, list ?? []);
+  showQuestion();
+};
+const showQuestion = () => {
+  const open = [...questions].flatMap(([server, list]) => list.map((one) => ({ server, ...one })));
+  const [question] = open.sort((a, b) => Date.parse(a.Asked) - Date.parse(b.Asked));
   const section = find("question");
   section.hidden = !question;
   if (asked === question?.ID) return;
@@ -296,26 +355,89 @@ const showQuestions = ([question]) => {
     Object.assign(button, { type: "button", value: choice, disabled: true });
     button.addEventListener("click", async () => {
       for (const one of buttons) one.disabled = true;
-      const body = JSON.stringify({ id: question.ID, choice });
-      const answer = await fetch("answer", { method: "POST", headers: { "Content-Type": "application/json", ...keyHeaders() }, body }).catch(() => null);
+      const answer = await post("answer", { server: question.server, id: question.ID, choice });
       if (!answer?.ok) note.textContent = plain(answer ? await answer.text() : "The server did not get the answer.");
       if (!answer) for (const one of buttons) one.disabled = false;
     });
     return button;
   });
-  section.append(make("h2", "", `${who(question.Principal)} asks`), make("pre", "", plain(question.Text)), ...buttons, note);
+  section.append(make("h2", "", `${text(among(question.server), who(question.Principal))} asks`), make("pre", "", plain(question.Text)), ...buttons, note);
   setTimeout(() => { for (const one of buttons) one.disabled = false; }, buttonsAfter);
 };
 
-const shows = { state: showState, call: showCall, questions: showQuestions };
+// The patches of projects. One at a time is shown, file by file, and the user applies what they have seen.
+let patchShown; // its id
+const showPatches = (patches) => {
+  list("patches", patches.map((p) => {
+    const one = item(plain(p.session), text(count(p.files, "file"), p.env, plain(p.project.replace(/.*\/(?=.)/, ""))), false, {});
+    one.querySelector("button").addEventListener("click", () => showPatch(p));
+    return one;
+  }), "No session has changed a project, or all is applied.");
+  const now = patches.find((p) => p.id === patchShown?.id);
+  if (patchShown && now?.sum !== patchShown.sum) now ? showPatch(now) : hidePatch();
+};
+const hidePatch = () => {
+  patchShown = undefined;
+  find("patch").hidden = true;
+  find("patch").replaceChildren();
+};
+const patchLine = (line) => make("span", { "+": "added", "-": "deleted", "@": "hunk" }[line[0]] ?? "", ...visible(line), "\n");
+const mostLines = 2000; // of one file
+// hunks are the lines of a patch without those that name the file, and its contents by their sums.
+const hunks = (text) => {
+  const lines = text.trimEnd().split("\n"), first = lines.findIndex((line) => line.startsWith("@@"));
+  return lines.filter((line, at) => at >= first || !/^(index|---|\+\+\+) /.test(line));
+};
+const showPatch = async (p) => {
+  patchShown = p;
+  const answer = await fetch(`patches/${encodeURIComponent(p.id)}`, { headers: keyHeaders() }).catch(() => null);
+  if (patchShown !== p) return;
+  if (!answer?.ok) return hidePatch();
+  const { sum, files, more, left_out } = await answer.json();
+  const close = make("button", "", "Close");
+  close.type = "button";
+  close.addEventListener("click", hidePatch);
+  const note = make("p", "facts", text(more && `${count(more, "more file")}: see nix-sandbox-mcp changes`, ...left_out.map((one) => `left out: ${plain(one)}`)));
+  const apply = (label, paths, place) => {
+    const button = make("button", "", label);
+    button.type = "button";
+    button.addEventListener("click", async () => {
+      button.disabled = true;
+      const done = await post("apply", { id: p.id, sum, paths });
+      const { written, deleted, refused } = done?.ok ? await done.json() : {};
+      place.textContent = done?.ok ? text(`applied: ${written} written, ${deleted} deleted`, refused.length && `apply these by themselves: ${plain(refused.join(", "))}`)
+        : plain(done ? await done.text() : "The page's program did not answer.");
+      button.hidden = done?.ok ?? false;
+      button.disabled = false;
+    });
+    return button;
+  };
+  const place = make("span", "facts");
+  const title = make("h2", "", `${plain(p.session)} changed ${plain(p.project.replace(/.*\/(?=.)/, ""))}`);
+  title.title = plain(p.project);
+  find("patch").replaceChildren(title, apply("Apply all ordinary files", [], place), close, place, note, ...files.map((file) => {
+    const place = make("span", "facts"), lines = hunks(file.text);
+    const text = file.text ? make("pre", "", ...lines.slice(0, mostLines).map(patchLine), lines.length > mostLines ? `${lines.length - mostLines} more lines` : "") : make("p", "facts", "not shown: it is binary, or there is no room");
+    const details = make("details", "", make("summary", "", ...visible(file.name), " ", make("span", "facts", `${file.kind}, +${file.added} −${file.deleted}`)), text, apply("Apply this file", [file.name], place), place);
+    details.open = files.length < 6;
+    return details;
+  }));
+  find("patch").hidden = false;
+};
+
+const shows = { state: showState, call: showCall, questions: showQuestions, gone: showGone, patches: showPatches, servers: () => { if (!states.size) showStates(); } };
 let stopped = new AbortController();
 // read reads the events until they end. An EventSource sends no key.
 const read = async () => {
   const answer = await fetch("events", { headers: keyHeaders(), signal: stopped.signal });
-  if (answer.status === 403) sessionStorage.removeItem("key");
-  if (!answer.ok) return;
+  if (!answer.ok) {
+    find("none").textContent = plain(await answer.text());
+    return;
+  }
   // All recent calls come again, perhaps of another server.
-  for (const number of [...cards.keys()]) forget(number);
+  for (const id of [...cards.keys()]) forget(id);
+  states.clear();
+  questions.clear();
   refilter();
   showLink(true);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -324,15 +446,17 @@ const read = async () => {
     left = events.pop();
     for (const event of events) {
       const [, kind, data] = /^event: (\w+)\ndata: (.*)$/.exec(event);
-      shows[kind](JSON.parse(data));
+      const { server, is } = JSON.parse(data);
+      shows[kind](is, server);
     }
   }
 };
 const follow = async () => {
   for (;;) {
-    await read().catch(() => {}); // the server has gone, or the key is another one
+    await read().catch(() => {}); // the program has gone, or the key is another one
     showLink(false);
-    showQuestions([]);
+    questions.clear();
+    showQuestion();
     if (!stopped.signal.aborted) await new Promise((resolve) => setTimeout(resolve, 1000));
     stopped = new AbortController();
   }
