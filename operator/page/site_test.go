@@ -441,6 +441,8 @@ func TestEvents_TellOfAllServers(t *testing.T) {
 		t.Errorf("its state is %+v", state)
 	}
 	second := serving(t, desks[1])
+	for at = 0; at != 1; at = next("questions", new([]call.Question)) { // it is asked, too
+	}
 	ran(second.calls, call.Call{Code: "of the second"}, result("2"), nil)
 	for shown = (watch.Card{}); shown.Code.Head != "of the second"; at = next("call", &shown) {
 	}
