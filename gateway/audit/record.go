@@ -47,7 +47,7 @@ type Record struct {
 	Tool *Tool `json:"tool,omitempty"`
 }
 
-// Event tells other records from those of calls.
+// Event tells other records from records of calls.
 type Event string
 
 // Used is a call of a tool by the code of a call, whose own record follows when that ends.

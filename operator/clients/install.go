@@ -150,7 +150,7 @@ func (i *installation) finish(out io.Writer, f file) error {
 	return nil
 }
 
-// add runs the client's command that adds a server, or the one that removes it. An earlier entry of
+// add runs the client's command that adds or removes a server. An earlier entry of
 // this server is replaced.
 func (i *installation) add(ctx context.Context, std cli.Streams, c client, s server, project string) error {
 	out, log := terminal.Visible(std.Out), terminal.Visible(std.Err)

@@ -334,6 +334,7 @@ const takeKey = () => {
 // The oldest question is shown, with words of the server. Code chooses when it comes, so its buttons
 // take no click that was meant for something else.
 const buttonsAfter = 1000; // milliseconds
+const short = { once: "Once", session: "This session", always: "Always", no: "No" };
 const questions = new Map(); // lists by server
 let asked; // its id
 const showQuestions = (list, server) => {
@@ -351,7 +352,7 @@ const showQuestion = () => {
   if (!question) return;
   const note = make("p", "facts", "The first answer counts, here or elsewhere.");
   const buttons = question.Choices.map(({ Choice: choice, Label: label }) => {
-    const button = make("button", "", plain(label));
+    const button = make("button", "", make("b", "", short[choice] ?? choice), make("span", "facts", plain(label)));
     Object.assign(button, { type: "button", value: choice, disabled: true });
     button.addEventListener("click", async () => {
       for (const one of buttons) one.disabled = true;

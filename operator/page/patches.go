@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// maxPatches bounds the patches that are listed, maxFiles the files of one that is shown, and
+	// maxPatches bounds the patches that are listed, maxFiles the files of a patch that is shown, and
 	// maxText the text of all of them, in bytes.
 	maxPatches = 50
 	maxFiles   = 500
@@ -173,7 +173,7 @@ func (s *site) apply(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusConflict)
 		return
 	}
-	if len(applied.Written)+len(applied.Deleted)+len(applied.Same) >= entry.Summary.Files() {
+	if applied.Left == 0 {
 		_ = entry.MarkApplied() // else the list shows it again
 	}
 	refused := []string{}

@@ -27,7 +27,7 @@ import (
 const lookEvery = 100 * time.Millisecond
 
 // Survey returns the settings, and the environments after the wrapper's builder has built them:
-// all of them, or only the one of a name if it is ready before. The builder writes to standard
+// all of them, or a single named one if it is ready before. The builder writes to standard
 // error what it does.
 func Survey(log io.Writer, name string) (settings config.Config, set *registry.Set, err error) {
 	for told := false; ; told = true {

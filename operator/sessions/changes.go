@@ -34,7 +34,7 @@ import (
 
 // Changes lists, shows and applies what sessions changed in projects.
 func Changes(std cli.Streams) *cobra.Command {
-	var stat, patch, apply, asJSON bool
+	var stat, patch, apply, everything, asJSON bool
 	var env string
 	cmd := &cobra.Command{
 		Use:   "changes [SESSION [PATH]...]",
@@ -42,15 +42,16 @@ func Changes(std cli.Streams) *cobra.Command {
 		Long: "List the sessions that changed a project which is an overlay (PROJECT_MODE=overlay), those of\n" +
 			"servers that have ended too. With a session, show what it changed, or apply it to the project.\n\n" +
 			"--apply writes text files with the names of source code, prose and data, all of them or none.\n" +
-			"Files that git ignores are left out. Everything else is refused unless its own path is given:\n" +
-			"binary and executable files, links, names that begin with a dot, and files that configure or\n" +
+			"Files that git ignores and caches are left out. Everything else is refused unless its own path is\n" +
+			"given, or --all after a look at the patch: binary and executable files, links, names that begin with a dot, and files that configure or\n" +
 			"build, such as Makefile, package.json or CLAUDE.md. A file that has changed in the project is\n" +
 			"merged by git, or nothing is applied. ID@DIGEST, which is shown with a patch, applies that patch\n" +
 			"and no later one.",
 		Example: "  " + cli.Program + " changes\n" +
 			"  " + cli.Program + " changes work\n" +
 			"  " + cli.Program + " changes work --apply\n" +
-			"  " + cli.Program + " changes work --apply src package.json",
+			"  " + cli.Program + " changes work --apply src package.json\n" +
+			"  " + cli.Program + " changes work --apply --all",
 		Args: func(cmd *cobra.Command, args []string) error {
 			given := 0
 			for _, flag := range []bool{stat, patch, apply, asJSON} {
@@ -65,6 +66,8 @@ func Changes(std cli.Streams) *cobra.Command {
 				return command.Misuse("changes needs a session", "use one that "+cmd.CommandPath()+" lists")
 			case len(args) > 0 && asJSON:
 				return command.Misuse("--json is for the list of sessions", "leave out "+args[0])
+			case everything && (!apply || len(args) != 1):
+				return command.Misuse("--all is for --apply without paths", cli.SeeHelp(cmd))
 			case len(args) > 1 && !apply:
 				return command.Misuse(fmt.Sprintf("unknown argument %q", args[1]), "paths are for --apply")
 			}
@@ -98,7 +101,7 @@ func Changes(std cli.Streams) *cobra.Command {
 			defer stop()
 			switch {
 			case apply:
-				return applyChanges(ctx, std, entry, args[1:])
+				return applyChanges(ctx, std, entry, args[1:], everything)
 			case stat:
 				err = writeStat(std.Out, entry)
 			case patch:
@@ -113,6 +116,7 @@ func Changes(std cli.Streams) *cobra.Command {
 	cmd.Flags().BoolVar(&stat, "stat", false, "show the files and the numbers of lines")
 	cmd.Flags().BoolVar(&patch, "patch", false, "write the patch, for git apply")
 	cmd.Flags().BoolVar(&apply, "apply", false, "apply it to the project, or these paths of it")
+	cmd.Flags().BoolVar(&everything, "all", false, "with --apply: also what is refused without its path, once you have seen the patch")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write the list as JSON: an array of objects")
 	return cmd
 }
@@ -360,13 +364,16 @@ func writePretty(w io.Writer, entry *changes.Entry, colours bool) {
 const maxListed = 20
 
 // applyChanges applies a patch and says what was done.
-func applyChanges(ctx context.Context, std cli.Streams, entry *changes.Entry, paths []string) error {
+func applyChanges(ctx context.Context, std cli.Streams, entry *changes.Entry, paths []string, all bool) error {
 	see := fmt.Sprintf("see it with %s changes %s", cli.Program, format.Plain(entry.ID))
 	if entry.Summary.Incomplete && len(paths) == 0 {
 		return &config.Error{Problem: "the changes are incomplete: there were too many files to compare them all", Hint: "give the paths to apply, or \".\" for what there is"}
 	}
 	if shown := entry.Shown(); shown != "" && shown != entry.Sum {
 		return &config.Error{Problem: "the session has changed more since you saw its patch, and nothing was applied", Hint: see + ", and apply it then"}
+	}
+	if all && entry.Shown() != entry.Sum {
+		return &config.Error{Problem: "you have not seen this patch yet, and nothing was applied", Hint: see + ", and apply it then"}
 	}
 	for i, name := range paths {
 		// As the user's shell completes it, in the project or above it.
@@ -376,7 +383,13 @@ func applyChanges(ctx context.Context, std cli.Streams, entry *changes.Entry, pa
 			}
 		}
 	}
-	applied, err := changes.Apply(ctx, entry, paths)
+	var applied *changes.Applied
+	var err error
+	if all {
+		applied, err = changes.ApplyAll(ctx, entry)
+	} else {
+		applied, err = changes.Apply(ctx, entry, paths)
+	}
 	var conflict *changes.ConflictError
 	var unknown *changes.UnknownPathError
 	out, log := terminal.Visible(std.Out), terminal.Visible(std.Err)
@@ -392,6 +405,9 @@ func applyChanges(ctx context.Context, std cli.Streams, entry *changes.Entry, pa
 	writeRefusals(log, "refused", applied.Refused)
 	if n := len(applied.Ignored); n > 0 {
 		fmt.Fprintf(log, "left out: %d that git ignores, such as %s\n", n, gitpatch.Quote(applied.Ignored[0]))
+	}
+	if n := len(applied.Caches); n > 0 {
+		fmt.Fprintf(log, "left out: %s of caches and installed packages, such as %s\n", format.Count(n, "file"), gitpatch.Quote(applied.Caches[0]))
 	}
 	for _, name := range applied.Merged {
 		fmt.Fprintf(out, "merged: %s\n", gitpatch.Quote(name))
@@ -410,10 +426,10 @@ func applyChanges(ctx context.Context, std cli.Streams, entry *changes.Entry, pa
 		fmt.Fprintf(out, ", %d already so", n)
 	}
 	if n := len(applied.Refused); n > 0 {
-		fmt.Fprintf(out, ", %d refused unless you give their paths", n)
+		fmt.Fprintf(out, ", %d refused: give their paths, or see the patch and use --all", n)
 	}
 	fmt.Fprintln(out)
-	if len(applied.Written)+len(applied.Deleted)+len(applied.Same) >= entry.Summary.Files() {
+	if applied.Left == 0 {
 		return entry.MarkApplied()
 	}
 	return nil

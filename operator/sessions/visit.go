@@ -225,7 +225,7 @@ func Join(p Place, in, out *os.File, log io.Writer) (int, error) {
 	})
 }
 
-// Forward has a server connect a port of this machine to one of a live session.
+// Forward has a server connect a port of this machine to a port of a live session.
 func Forward(std cli.Streams) *cobra.Command {
 	var p Place
 	var listen uint16

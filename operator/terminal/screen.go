@@ -122,7 +122,7 @@ func (s *Screen) filter(data []byte) (shown []byte) {
 	return shown
 }
 
-// ends takes a byte of a control string, and reports whether it is one that comes after the string.
+// ends takes a byte of a control string, and reports whether it comes after the string.
 func (s *Screen) ends(b byte, shown *[]byte) bool {
 	isOver := b == '\a' || b == escape || b == 0x18 || b == 0x1a
 	if !isOver {

@@ -161,7 +161,7 @@ func refused(n *sandbox.Network, env registry.Environment) string {
 		if r.Reason == event.ByLimit {
 			way = limits[optionName(r)].way
 		}
-		again = again && r.Reason == event.ByLimit && way != ""
+		again = again && (r.Reason == event.ByLimit || r.Reason == event.ByNobody) && way != ""
 		if way != "" && !slices.Contains(advice, way) && len(advice) < maxNamed {
 			advice = append(advice, way)
 		}

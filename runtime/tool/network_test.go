@@ -90,6 +90,7 @@ func TestNetwork_RemarkSaysWhatToDo(t *testing.T) {
 		"connections":    {at(event.ByLimit, "network.connections", ""), "", "refused files.example:443 (over the limit of 64 connections at once). Close some first, or ask the user to add [environments.data.network] connections = 128"},
 		"rate":           {at(event.ByLimit, "network.rate", ""), "", "refused files.example:443 (over the limit of 50 new connections a second). Go slower, or ask the user to add [environments.data.network] rate = 100"},
 		"megabytes":      {at(event.ByLimit, "network.megabytes", ""), "", "refused files.example:443 (over the limit of 1024 MB in all). " + ask + "megabytes = 2048"},
+		"nobody answers": {at(event.ByNobody, "network.domains", "files.example"), "", "refused files.example:443 (a user has to allow it, and none answered). Ask the user to run nix-sandbox-mcp page, which shows the question, and call again, or ask the user to add [environments.data.network] domains = [\"files.example\"]"},
 		"names":          {at(event.ByLimit, "network.names", ""), "", "refused files.example:443 (over the limit of names)"},
 		"no answer": {
 			&sandbox.Network{Failed: []sandbox.Failure{{Name: "files.example", Port: 443, Problem: "connection refused", Count: 3}}}, "",

@@ -33,7 +33,7 @@ func TestApprove_AnswersAtATerminal(t *testing.T) {
 			t.Errorf("%q, want %q", text, want)
 		}
 	}
-	answers(fetch("nobody.host.example"), "the user would be asked, and did not answer")
+	answers(fetch("nobody.host.example"), "a user has to allow it, and none answered")
 
 	approve := command(t, "approve")
 	approve.Env = append(approve.Env, runtime)

@@ -21,7 +21,7 @@ func TestSDKAsksTheUser(t *testing.T) {
 			for choice, want := range map[string]string{
 				"once":    "is allowed, and did not answer",
 				"decline": "refused a.host.example:80 (the user said no)",
-				"cancel":  "refused a.host.example:80 (the user would be asked, and did not answer)",
+				"cancel":  "refused a.host.example:80 (a user has to allow it, and none answered)",
 			} {
 				s := prepare(t)
 				folder := filepath.Join(s.home, "sandboxes")

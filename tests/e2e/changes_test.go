@@ -250,6 +250,17 @@ func TestChanges_ApplyRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	// All of it takes a look.
+	if _, errs, status := changesCommand(t, state, "s", "--apply", "--all"); status != 1 || !strings.Contains(errs, "you have not seen this patch yet") {
+		t.Errorf("all, not seen: status %d: %s", status, errs)
+	}
+	changesCommand(t, state, "s", "--stat")
+	if out, errs, status := changesCommand(t, state, "s", "--apply", "--all"); status != 0 || strings.Contains(out+errs, "refused") {
+		t.Errorf("all: status %d: %s%s", status, out, errs)
+	}
+	if out, _, _ := changesCommand(t, state); !strings.Contains(out, "all changes are applied") {
+		t.Errorf("afterwards: %s", out)
+	}
 }
 
 // What is applied is what the user saw, of the session that the user means.

@@ -79,10 +79,10 @@ func TestPage_AnswersQuestions(t *testing.T) {
 	}
 	b.Open(url)
 	b.Await(`document.getElementById("none")?.textContent.includes("open the link that nix-sandbox-mcp page printed")`)
-	answers(fetch("nobody.host.example"), "the user would be asked, and did not answer")
+	answers(fetch("nobody.host.example"), "a user has to allow it, and none answered")
 	b.Open(url + "#key=WRONG")
 	b.Await(`document.getElementById("none")?.textContent.includes("another key")`)
-	answers(fetch("wrong.host.example"), "the user would be asked, and did not answer")
+	answers(fetch("wrong.host.example"), "a user has to allow it, and none answered")
 
 	b.Open(link)
 	b.Await(`document.getElementById("link")?.textContent == "live"`)

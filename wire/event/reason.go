@@ -41,7 +41,7 @@ var words = map[Reason]struct{ why, way string }{
 	ByCredential: {"a credential of another host", "Send the credential to its own host alone"},
 	ByLimit:      {"over a limit", ""},
 	ByUser:       {"the user said no", ""},
-	ByNobody:     {"the user would be asked, and did not answer", ""},
+	ByNobody:     {"a user has to allow it, and none answered", "Ask the user to run nix-sandbox-mcp page, which shows the question, and call again"},
 }
 
 // Why says in a few words why something was refused. detail is the Detail of the event, or "".

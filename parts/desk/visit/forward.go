@@ -20,7 +20,7 @@ const maxForwarded = 32
 // ForwardVerbName is the name of the verb forward.
 const ForwardVerbName = "forward"
 
-// ForwardArgs are the arguments of the verb forward: a port of a session, and one of 127.0.0.1, which
+// ForwardArgs are the arguments of the verb forward: a port of a session, and a port of 127.0.0.1, which
 // may be 0 for any.
 type ForwardArgs struct {
 	Place

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// maxNamed bounds the files that the model is told of, and maxTold those that are remembered
+	// maxNamed bounds the files that the model is told of, and maxTold the files that are remembered
 	// for that.
 	maxNamed = 5
 	maxTold  = 1000
@@ -32,7 +32,7 @@ const (
 type Options struct {
 	// Forward says that the operator allows connections to ports of sandboxes.
 	Forward bool
-	// Project is what every sandbox shows, Environments are those that a session can begin in.
+	// Project is what every sandbox shows. A session can begin in each of Environments.
 	Project      sandbox.Project
 	Environments func() *registry.Snapshot
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
-// VerbName is that of the verb whose answers are [Event]s, ImageVerbName of the one that answers an
-// [ImageArgs] with an [Image].
+// VerbName names the verb that answers with [Event]s, ImageVerbName the verb that answers an [ImageArgs]
+// with an [Image].
 const (
 	VerbName      = "watch"
 	ImageVerbName = "image"

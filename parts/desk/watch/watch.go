@@ -33,7 +33,7 @@ const (
 	maxCards        = 32
 	maxPrincipals   = 200
 	otherPrincipals = "(others)"
-	// maxText bounds each text of a call, maxImage each image, and maxImages those of all
+	// maxText bounds each text of a call, maxImage each image, and maxImages the images of all
 	// calls together, in bytes.
 	maxText    = 16 << 10
 	maxName    = 128

@@ -4,7 +4,7 @@
 // no file was read for the idle time, and at most for the lifetime. They lie on disk in unlinked
 // files, so that they disappear with the process, however it ends. The number and bytes of files
 // are bounded, for one call and for all together. If the bound is reached, the principal with the
-// most files loses the ones that were unused for longest.
+// most files loses files, those unused for longest first.
 package callfiles
 
 import (

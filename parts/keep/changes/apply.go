@@ -45,9 +45,12 @@ type Applied struct {
 	Written, Deleted, Merged []string
 	// Same are paths that already were as the patch makes them.
 	Same []string
-	// Refused were left out because they must be named, Ignored because git ignores them.
-	Refused []Refusal
-	Ignored []string
+	// Refused were left out because they must be named, Ignored because git ignores them, and Caches
+	// because they are in folders of caches and of installed packages.
+	Refused         []Refusal
+	Ignored, Caches []string
+	// Left is the number of all files that were left out, without Caches.
+	Left int
 }
 
 // Apply applies a patch to the project: all files that pass the policy, or none if one of
@@ -62,6 +65,16 @@ type Applied struct {
 // Each file is replaced in one step. If the process is killed, some files are as before and
 // the others are as the patch makes them; applying the patch again does the rest.
 func Apply(ctx context.Context, entry *Entry, paths []string) (*Applied, error) {
+	return apply(ctx, entry, paths, false)
+}
+
+// ApplyAll is [Apply] for a user who has looked at the whole patch: no file has to be named, and only
+// what git ignores and caches are left out.
+func ApplyAll(ctx context.Context, entry *Entry) (*Applied, error) {
+	return apply(ctx, entry, nil, true)
+}
+
+func apply(ctx context.Context, entry *Entry, paths []string, all bool) (*Applied, error) {
 	project, err := filepath.EvalSymlinks(entry.Project)
 	if err != nil {
 		return nil, fmt.Errorf("open the project: %w", err)
@@ -82,7 +95,7 @@ func Apply(ctx context.Context, entry *Entry, paths []string) (*Applied, error) 
 	}
 	defer unlock()
 	a := &applier{
-		ctx: ctx, project: project, root: root, tree: tree, entry: entry, result: &Applied{},
+		ctx: ctx, project: project, root: root, tree: tree, entry: entry, all: all, result: &Applied{},
 		known: map[string]bool{}, left: map[string]bool{}, links: map[string]bool{}, removed: map[string]fs.FileMode{},
 	}
 	for _, name := range paths {
@@ -121,6 +134,7 @@ type applier struct {
 	git     *git  // nil if it is not installed
 	noGit   error // why
 	paths   []string
+	all     bool            // none has to be named
 	known   map[string]bool // the elements of paths that the patch changes
 
 	left       map[string]bool // files that are refused, ignored or not asked for
@@ -157,7 +171,7 @@ func (a *applier) judge() error {
 			}
 		}
 		if !chosen {
-			a.left[file.Name] = true
+			a.leave(file.Name)
 			return nil
 		}
 		if _, second := reasons[file.Name]; !second {
@@ -179,14 +193,26 @@ func (a *applier) judge() error {
 	}
 	for _, name := range names {
 		switch {
+		case policy.Cache(path.Dir(name)):
+			a.leave(name)
+			a.result.Caches = append(a.result.Caches, name)
 		case a.left[name]:
+			a.result.Left++
 			a.result.Ignored = append(a.result.Ignored, name)
-		case reasons[name] != "":
-			a.left[name] = true
+		case reasons[name] != "" && !a.all:
+			a.leave(name)
 			a.result.Refused = append(a.result.Refused, Refusal{name, reasons[name]})
 		}
 	}
 	return nil
+}
+
+// leave leaves a file out.
+func (a *applier) leave(name string) {
+	if !a.left[name] && !policy.Cache(path.Dir(name)) {
+		a.result.Left++
+	}
+	a.left[name] = true
 }
 
 // review returns the reason why a file must be named, or "".

@@ -178,7 +178,8 @@ func TestApply_OfHostilePatches(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%q: %v", name, err)
 		}
-		if len(applied.Refused) != 1 || applied.Refused[0].Path != name || applied.Refused[0].Reason == "" || len(applied.Ignored) != 2 {
+		isRefused := len(applied.Refused) == 1 && applied.Refused[0].Path == name && applied.Refused[0].Reason != "" && applied.Left == 3
+		if isCache := slices.Equal(applied.Caches, []string{name}) && applied.Left == 2; isRefused == isCache || len(applied.Ignored) != 2 {
 			t.Errorf("%q: %+v", name, applied)
 		}
 		if diff := cmp.Diff(want, everything(t, above)); diff != "" {
@@ -227,6 +228,34 @@ func TestApply_OfOrdinaryFixes(t *testing.T) {
 		if err != nil || len(applied.Written) != len(made) || len(applied.Refused)+len(applied.Ignored) > 0 {
 			t.Errorf("%s: %+v, %v", names, applied, err)
 		}
+	}
+}
+
+// A user who has seen a patch takes all of it, but for caches and what git ignores.
+func TestApply_All(t *testing.T) {
+	requireGit(t)
+	_, project, _ := trapped(t)
+	entry := patched(t, project, changes.Summary{}, map[string]change{
+		"fix.py": fix, "Makefile": added("all:\n"), "conf.json": added("{}\n"), "logo.png": added("\x89PNG\x00"), "out/a.py": added("ignored\n"),
+		".pytest_cache/README.md": added("x\n"), "node_modules/a/index.js": added("x\n"), "a/__pycache__/b.py": added("x\n"),
+	})
+	first := must.Get(changes.Apply(t.Context(), entry, nil))(t)
+	if len(first.Written) != 1 || len(first.Refused) != 3 || len(first.Caches) != 3 || len(first.Ignored) != 1 || first.Left != 4 {
+		t.Errorf("without all: %+v", first)
+	}
+	all := must.Get(changes.ApplyAll(t.Context(), entry))(t)
+	if len(all.Written) != 3 || len(all.Same) != 1 || len(all.Refused) != 0 || len(all.Caches) != 3 || len(all.Ignored) != 1 || all.Left != 1 {
+		t.Errorf("with all: %+v", all)
+	}
+	got := files(t, project)
+	for name, want := range map[string]bool{"Makefile": true, "conf.json": true, "logo.png": true, "out/a.py": false, ".pytest_cache/README.md": false, "node_modules/a/index.js": false} {
+		if _, found := got[name]; found != want {
+			t.Errorf("%s: %v", name, found)
+		}
+	}
+	// A cache is applied by its own path.
+	if named := must.Get(changes.Apply(t.Context(), entry, []string{"a/__pycache__/b.py"}))(t); len(named.Written) != 1 {
+		t.Errorf("named: %+v", named)
 	}
 }
 

@@ -66,7 +66,7 @@ type Summary struct {
 	Deleted int `json:"deleted"`
 	// Bytes is the present size of the files that were added or changed.
 	Bytes int64 `json:"bytes"`
-	// Lines counts the lines of text files.
+	// Lines counts the lines of text files, without those in Caches.
 	Lines gitpatch.Lines `json:"lines"`
 	// LeftOut are the first of the paths that the patch does not have, LeftOutCount is
 	// the number of all.
@@ -97,10 +97,11 @@ func (s *Summary) count(name, kind string, size int64, lines gitpatch.Lines) {
 	default:
 		return
 	}
+	s.Bytes += size
 	if policy.Cache(path.Dir(name)) {
 		s.Caches++
+		return
 	}
-	s.Bytes += size
 	s.Lines.Added += lines.Added
 	s.Lines.Deleted += lines.Deleted
 }

@@ -145,7 +145,7 @@ func (a *applier) own(name, like string) error {
 // aclName is the extended attribute with a file's access control list (acl(5)).
 const aclName = "system.posix_acl_access"
 
-// copyMode gives a file the permissions of the one it replaces. A patch has only one of
+// copyMode gives a file the permissions of the file that it replaces. A patch has only one of
 // them, the owner's execution.
 func (a *applier) copyMode(file *os.File, name string, from, to gitpatch.Mode) error {
 	old, err := a.root.Open(name)
