@@ -177,6 +177,8 @@ const remark = (sentence) => {
 };
 // opener opens a port of a session for this page, while the page is open.
 const opened = new Map(); // addresses by session and port
+// showOpeners shows each as it is now: its card may have been made anew since a click.
+const showOpeners = () => { for (const one of document.querySelectorAll(".opener")) one.show(); };
 const opener = (call) => (sentence) => {
   const [, port] = /^listening: the user opens port (\d+) /.exec(sentence) ?? [];
   if (!port || call.principal) return [];
@@ -197,13 +199,14 @@ const opener = (call) => (sentence) => {
       if (!answer?.ok) return place.replaceChildren(make("span", "facts", plain(answer ? await answer.text() : "The server did not answer.")));
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       opened.set(name, (await reader.read()).value.trim());
-      show();
+      showOpeners();
       while (!(await reader.read().catch(() => ({ done: true }))).done); // until the server ends it
       opened.delete(name);
-      show();
+      showOpeners();
     });
     place.replaceChildren(button);
   };
+  place.show = show;
   show();
   return [place];
 };
