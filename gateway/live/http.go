@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/local"
@@ -51,7 +50,6 @@ func IsPrivate(address net.Addr) bool {
 
 // Serve serves the clients of a listener until ctx ends.
 func (s *Site) Serve(ctx context.Context, listener net.Listener) error {
-	var open atomic.Int64
 	server := &http.Server{
 		Handler:           s.handler(IsPrivate(listener.Addr())),
 		ReadHeaderTimeout: headTimeout,
@@ -59,17 +57,8 @@ func (s *Site) Serve(ctx context.Context, listener net.Listener) error {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHead,
 		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
-		ConnState: func(conn net.Conn, state http.ConnState) {
-			switch state {
-			case http.StateNew:
-				if open.Add(1) > maxConnections {
-					conn.Close()
-				}
-			case http.StateClosed:
-				open.Add(-1)
-			}
-		},
 	}
+	local.Bound(server, maxConnections)
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	err := server.Serve(listener)

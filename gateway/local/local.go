@@ -1,5 +1,5 @@
-// Package local has what the gateway's two HTTP servers share: it tells whether a request is for
-// this machine, and answers health checks.
+// Package local is shared by the gateway's HTTP servers and the user's page: it tells whether a request
+// is for this machine, bounds connections, and answers health checks.
 package local
 
 import (
@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 )
 
 // IsLoopback reports whether only this machine reaches a host: a loopback address or localhost.
@@ -26,6 +27,21 @@ func Host(r *http.Request) (host string, isUnix bool) {
 	}
 	host = strings.TrimSuffix(host, ".") // of a name that is absolute
 	return host, local != nil && local.Network() == "unix"
+}
+
+// Bound closes connections of a server beyond a number of open ones.
+func Bound(server *http.Server, most int64) {
+	var open atomic.Int64
+	server.ConnState = func(conn net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			if open.Add(1) > most {
+				conn.Close()
+			}
+		case http.StateClosed:
+			open.Add(-1)
+		}
+	}
 }
 
 // WriteState answers a health check with a line of text.

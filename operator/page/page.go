@@ -60,8 +60,9 @@ const (
 	headTimeout  = 10 * time.Second
 	idleTimeout  = 2 * time.Minute
 	maxHead      = 16 << 10
-	// maxViewers bounds the pages that are open.
-	maxViewers = 16
+	// maxViewers bounds the pages that are open, and maxConnections all connections.
+	maxViewers     = 16
+	maxConnections = 256
 )
 
 // Command serves the page.
@@ -137,6 +138,7 @@ func (s *site) serve(ctx context.Context, listener net.Listener) error {
 		ErrorLog:    slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
+	local.Bound(server, maxConnections)
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
