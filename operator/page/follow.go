@@ -46,7 +46,7 @@ func (s *site) events(w http.ResponseWriter, r *http.Request) {
 	followed := map[int]bool{}
 	ticker := time.NewTicker(findEvery)
 	defer ticker.Stop()
-	patches := ""
+	var stamp string // of the patches that the page has
 	for {
 		running := s.find()
 		for number, server := range running {
@@ -58,9 +58,9 @@ func (s *site) events(w http.ResponseWriter, r *http.Request) {
 		if !send(event{kind: "servers", is: len(running)}) {
 			return
 		}
-		if list, sum := s.patches(); sum != patches {
-			patches = sum
-			if !send(event{kind: "patches", is: list}) {
+		if now := s.stamp(); now != stamp {
+			stamp = now
+			if !send(event{kind: "patches", is: s.patches()}) {
 				return
 			}
 		}
@@ -82,9 +82,9 @@ func (s *site) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// follow tells of a server until it or ctx ends.
-func follow(ctx context.Context, number int, server desk.Server, events chan<- event) {
-	ctx, cancel := context.WithCancel(ctx)
+// follow tells of a server until it or the page ends.
+func follow(page context.Context, number int, server desk.Server, events chan<- event) {
+	ctx, cancel := context.WithCancel(page)
 	tell := func(kind string, is any) {
 		select {
 		case events <- event{kind, number, is}:
@@ -116,9 +116,8 @@ func follow(ctx context.Context, number int, server desk.Server, events chan<- e
 	}
 	cancel()
 	<-asked
-	gone := event{kind: "gone", server: number}
 	select {
-	case events <- gone:
-	case <-time.After(writeTimeout): // nobody reads any more
+	case events <- event{kind: "gone", server: number}:
+	case <-page.Done():
 	}
 }

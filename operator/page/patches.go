@@ -2,12 +2,12 @@ package page
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes"
@@ -32,22 +32,30 @@ type patchOf struct {
 	Files   int    `json:"files"`
 }
 
-// patches returns what sessions changed in projects and the user has not applied, the newest first, and
-// a text that is another one if the list is.
-func (s *site) patches() (list []patchOf, sum string) {
-	list = []patchOf{}
-	if s.changes == "" {
-		return list, ""
+// stamp is another text if the list of patches may be another one. To read the list is to read all
+// patches.
+func (s *site) stamp() string {
+	files, _ := os.ReadDir(s.changes) // there may be none yet
+	stamp := fmt.Sprintln(len(files))
+	for _, file := range files {
+		if info, err := file.Info(); err == nil {
+			stamp += fmt.Sprintln(info.Name(), info.Size(), info.ModTime().UnixNano())
+		}
 	}
+	return stamp
+}
+
+// patches returns what sessions changed in projects and the user has not applied, the newest first.
+func (s *site) patches() []patchOf {
+	list := []patchOf{}
 	entries, _ := changes.List(s.changes) // `changes` says what is damaged
 	for _, entry := range entries {
 		if !entry.IsApplied() && len(list) < maxPatches {
 			list = append(list, patchOf{entry.ID, entry.Sum, entry.Session, entry.Env, entry.Project, entry.Summary.Files() - entry.Summary.Caches})
-			sum += entry.ID + entry.Sum
 		}
 		entry.Close()
 	}
-	return list, cmp.Or(sum, "none")
+	return list
 }
 
 // open returns a patch, which the caller closes.
