@@ -137,6 +137,7 @@ func (e *execution) run(std cli.Streams) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	drain(std.Out, drainTime)
 	for _, remark := range g.last.Remarks {
 		fmt.Fprintf(std.Err, "[%s]\n", format.Plain(remark))
 	}
