@@ -19,7 +19,7 @@
       revision = self.rev or self.dirtyRev or null;
 
       library = eachSystem (_: pkgs: import ./nix { inherit pkgs revision; });
-      server = eachSystem (system: _: library.${system}.mkServer { config = ./config.example.toml; });
+      server = eachSystem (system: _: library.${system}.default);
 
       # The default server for places without Nix, with which packages could be added.
       complete = {

@@ -51,6 +51,8 @@ func Check(ctx context.Context, bubblewrap string) error {
 // namespaces: containers and services forbid other things too.
 func hintOfOutput(output string) string {
 	switch {
+	case strings.Contains(output, "ENOSPC"): // bubblewrap's word for it; namespaces(7)
+		return "this user has as many namespaces as it may: end programs that made some, such as browsers and containers, or have an administrator raise the limit with: sysctl -w " + strings.ReplaceAll(sysctlMax, "/", ".") + "=15000"
 	case strings.Contains(output, "set hostname"):
 		return "start the container with --security-opt seccomp=seccomp.json, the file of that name in the folder deploy of nix-sandbox-mcp; a service of systemd without ProtectHostname"
 	case strings.Contains(output, "mount proc"):

@@ -48,13 +48,18 @@ let
     serverMetadata = call ./lib/serverMetadata.nix;
     toml = call ./lib/fromToml.nix;
     # The sources that a server keeps for its start have no toolbox.
-    toolbox = call (if builtins.pathExists ../parts/toolbox/nix then ../parts/toolbox/nix else ./lib/noToolbox.nix);
+    toolbox = if builtins.pathExists ../parts/toolbox/surface then allTools else call ./lib/noToolbox.nix;
+    checks = allTools.problems;
     validate = call ./lib/validate.nix;
 
     fromOptions = written.make;
     mkSandbox = sandbox.make;
     mkServer = server.make;
   };
+  allTools = call ../parts/toolbox/nix // {
+    checks = allTools.problems;
+  };
+
   inherit (values)
     backends
     interpreters
@@ -95,6 +100,9 @@ in
 
   # { config } or what fromToml gives -> the server.
   mkServer = server.make;
+
+  # The server of config.example.toml, which adds its user's own configuration when it starts.
+  default = server.default;
 
   # What mkServer is given, name and tag -> a program that prints an OCI image.
   mkImage = image.make;

@@ -10,6 +10,8 @@
 #     top           the words that name the whole
 #     environment   the options of an environment
 #     example       what to add if there is no environment at all
+#     checking      whether nothing is made of it: then it may have what a server at its
+#                   start has no programs for; false if left out
 #   }
 {
   pkgs,
@@ -141,7 +143,7 @@ in
         lib.mapAttrsToList (each (if ofDefaults == [ ] then defaults else { })) declared
       )
       ++ lib.concatLists (lib.mapAttrsToList (unsupported dialect values) declared)
-      ++ toolbox.problems dialect values
+      ++ (if dialect.checking or false then toolbox.checks else toolbox.problems) dialect values
     );
 
   build =

@@ -16,8 +16,9 @@ let
   inherit (pkgs.stdenv.hostPlatform) system;
 
   # A path is a TOML file, a set is what such a file holds. `extends` is what it adds to.
-  read =
-    config:
+  read = readAs null;
+  readAs =
+    usually: config:
     let
       given =
         if isAttrs config then
@@ -47,7 +48,7 @@ let
           }
         else
           environment;
-      extends = given.extends or null;
+      extends = given.extends or usually;
     in
     {
       file = if isAttrs config then "config" else baseNameOf (toString config);
@@ -198,10 +199,13 @@ let
       [ ];
 
   problemsOf =
-    starting: config:
+    { starting, checking ? false, usually ? null }:
+    config:
     let
-      inherit (read config) file values problems;
-      words = dialect file;
+      inherit (readAs usually config) file values problems;
+      words = dialect file // {
+        inherit checking;
+      };
     in
     if !(builtins.isPath config || lib.isString config || isAttrs config) then
       [ "fromToml is given ${validate.show config}: use the path of a TOML file" ]
@@ -211,9 +215,9 @@ let
 
   # The file's values with every reference followed.
   followed =
-    base: config:
+    base:
+    { file, values, ... }:
     let
-      inherit (read config) file values;
       words = dialect file;
     in
     values
@@ -245,25 +249,33 @@ let
 
   build =
     config:
-    configuration.build (followed (if isAttrs config then "/" else toString (dirOf config)) config);
+    configuration.build (followed (if isAttrs config then "/" else toString (dirOf config)) (read config));
 in
 {
-  problems = problemsOf false;
+  problems = problemsOf { starting = false; };
 
   # The same as make, of a configuration that has no problems.
   inherit build;
 
-  make = config: validate.orThrow (problemsOf false config) (build config);
+  make = config: validate.orThrow (problemsOf { starting = false; } config) (build config);
 
-  # For a server that reads the file when it starts; base is the file's folder.
+  # For a server that reads the file when it starts; base is the file's folder, and `extends` what
+  # it adds to if it does not say.
   start =
-    { file, base }:
+    { file, base, extends }:
     let
-      inherit (read file) values;
-      built = configuration.build (followed base file);
+      given = readAs extends file;
+      inherit (given) values;
+      built = configuration.build (followed base given);
+      ofStart = {
+        starting = true;
+        usually = extends;
+      };
     in
     {
-      problems = problemsOf true file;
+      problems = problemsOf ofStart file;
+      # The same, but with servers of tools, which are built with a server.
+      mistakes = problemsOf (ofStart // { checking = true; }) file;
       inherit (built)
         environments
         on_demand

@@ -4,11 +4,14 @@ let
   inherit (builtins) isAttrs isString toJSON;
 in
 rec {
-  # pkgs.a.b for "a.b", or null; a package is itself.
+  # pkgs.a.b for "a.b", or null; a package is itself. A name that nixpkgs does not have may be one
+  # of a module of Python: the names of modules are what people know.
   package =
     named:
     let
-      found = if isString named then lib.attrByPath (lib.splitString "." named) null pkgs else named;
+      path = lib.splitString "." named;
+      module = lib.attrByPath ([ "python3Packages" ] ++ path) null pkgs;
+      found = if isString named then lib.attrByPath path module pkgs else named;
     in
     if !(isAttrs found && found ? outPath) then
       null
@@ -22,12 +25,6 @@ rec {
     location: names:
     map (
       name:
-      "${location} packages names ${toJSON name}, which nixpkgs does not have: use ${
-        # The names of modules are what people know.
-        if (builtins.tryEval (isString name && package "python3Packages.${name}" != null)).value then
-          toJSON "python3Packages.${name}"
-        else
-          "one that `nix search nixpkgs WORD` finds"
-      }"
+      "${location} packages names ${toJSON name}, which nixpkgs does not have: use one that `nix search nixpkgs WORD` finds"
     ) (lib.filter (name: package name == null) names);
 }

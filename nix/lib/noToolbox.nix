@@ -1,7 +1,9 @@
 # Stands in for the toolbox if a server reads a configuration when it starts: it has neither the
 # toolbox's sources nor its programs.
-{ lib }:
+{ lib, checks }:
 {
+  inherit checks;
+
   add = _: _: arguments: arguments;
   catalog = _: _: null;
   problems =

@@ -125,7 +125,7 @@ in
   toml = page "Options of the configuration file" (
     [
       ''
-        The file is the `config` of [`mkServer`](../environments.md#a-configuration-file), or what `NIX_SANDBOX_CONFIG` names when the server starts.
+        The file is [your configuration](../environments.md#your-configuration), the `config` of [`mkServer`](../environments.md#a-server-of-a-team), or what `NIX_SANDBOX_CONFIG` names when the server starts.
         `extends = "default"` before the first table adds what is in the file to [`config.example.toml`](../../config.example.toml), the default server.''
     ]
     ++ section "[environments.NAME]" options.toml ''

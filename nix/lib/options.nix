@@ -422,7 +422,7 @@ rec {
     packages = {
       type = types.lines;
       default = [ ];
-      doc = "Names of nixpkgs' packages, such as `imagemagick`, or `python3Packages.pandas` for a module of Python; their programs come before those of the preset.";
+      doc = "Names of nixpkgs' packages, such as `imagemagick`, or `seaborn` for a module of Python; their programs come before those of the preset.";
     };
   };
 

@@ -21,6 +21,12 @@ shown=20
 . "$confine"
 . "$deriver"
 
+# fail PROBLEM: what is wrong with a configuration that is read again ends nothing but that.
+fail() {
+  printf 'nix-sandbox-mcp: error: %s\n' "$1" >&2
+  exit 1
+}
+
 # Nix before 2.20 asks git about checkouts, whose settings name programs to
 # start: an unpacked archive can bring such settings.
 n=${GIT_CONFIG_COUNT:-0}
@@ -82,6 +88,7 @@ ready() {
   ln -sfT -- "$artifact" "$private/.$2.link"
   mv -T -- "$private/.$2.link" "$private/$2"
   rm -f -- "$private/$1.building" "$private/.$1.log"
+  case $2 in *.named) rm -f -- "$private/$1" ;; *) rm -f -- "$private/$1.named" ;; esac
 }
 
 # root KEY: sets $root to the path of a GC root, in a folder that it makes.
@@ -113,7 +120,7 @@ one() {
       ;;
     flake)
       root "$config_file $name"
-      if logged "$name" nix_build --impure --out-link "$root" -f "$start_nix" --argstr config "$config_file" --argstr base "$config_base" "environments.$name"; then
+      if logged "$name" nix_build --impure --out-link "$root" -f "$start_nix" "${of_config[@]}" --argstr base "$config_base" "environments.$name"; then
         ready "$name" "$name" "$root"
       else
         failed "$name"
@@ -138,7 +145,7 @@ one() {
 # own NAME DERIVATION: builds an environment that the configuration describes.
 own() {
   if [ -z "$2" ]; then
-    logged "$1" ask "environments.$1.drvPath" --argstr config "$config_file" || true
+    logged "$1" ask "environments.$1.drvPath" "${of_config[@]}" || true
     failed "$1"
   elif logged "$1" nice -n 10 nix-store --realise "$2" --add-root "$config/built/$1" --indirect; then
     ready "$1" "$1" "$config/built/$1"
@@ -153,10 +160,45 @@ await_slot() {
   [ $running -le $parallel ] || { wait -n || true; running=$((running - 1)); }
 }
 
-# all: builds everything, but an environment of kind "own" only once: its
-# configuration does not change while the server runs.
+# reconfigure: reads the configuration again, lists what has to be built for it, and removes the
+# environments that it no longer has. If it has mistakes, everything stays as it is.
+reconfigure() {
+  local i name
+  # What comes of references and of the project stays.
+  for i in "${!kinds[@]}"; do
+    case ${kinds[i]} in
+      reference | project) ;;
+      *) unset "kinds[i]" "names[i]" "values[i]" "bases[i]" ;;
+    esac
+  done
+  config=''
+  if [ -n "$user_config" ] && ! [ -e "$watched" ]; then
+    config_file=
+  else
+    config_file=$watched
+    # Its mistakes end a shell of their own.
+    (configure) || return
+    configure
+    for i in "$config"/built/*; do
+      if [ -L "$i" ]; then
+        name=${i##*/}
+        ready "${name%.named}" "$name" "$i"
+      fi
+    done
+  fi
+  for i in "$private"/*; do
+    name=${i##*/} name=${name%.*}
+    if [[ " ${names[*]} " != *" $name "* ]] && ! [ -L "$config/built/$name" ] && ! [ -L "$config/built/$name.named" ]; then
+      rm -f -- "$i"
+    fi
+  done
+}
+
+# all: builds everything, but an environment that the configuration describes only once for
+# each of its contents.
 all() {
   local i name derivation derivations='' asked=no running=0
+  if [ -n "$watched" ] && ! reconfigure; then return; fi
   for i in "${!kinds[@]}"; do
     built "${names[i]}" || printf '%s\n' "$BASHPID" >"$private/${names[i]}.building"
     rm -f -- "$private/${names[i]}.failed"
@@ -167,11 +209,10 @@ all() {
       one "$i" &
       continue
     fi
-    ! built "${names[i]}" || continue
     # One evaluation serves all of these.
     if [ $asked = no ]; then
       asked=yes
-      derivations=$(ask derivations --argstr config "$config_file" 2> >(tee "$private/.asked" >&2)) || derivations=
+      derivations=$(ask derivations "${of_config[@]}" 2> >(tee "$private/.asked" >&2)) || derivations=
     fi
     name=${names[i]}
     if [ -z "$derivations" ]; then
@@ -220,8 +261,13 @@ trap '' INT HUP TERM
 group='' asked=no begun=''
 [ ${#kinds[@]} = 0 ] || begin
 while :; do
-  # If it is asked while it builds, it checks every second whether it has ended.
+  # It looks every 2 seconds whether the configuration has changed. If it is asked while it builds, it checks every
+  # second whether it has ended.
   wait_option=()
+  if [ -n "$watched" ]; then
+    wait_option=(-t 2)
+    if note_change; then asked=yes; fi
+  fi
   if [ $asked = yes ]; then
     if busy; then wait_option=(-t 1); else asked=no; begin; fi
   fi
@@ -236,7 +282,7 @@ while :; do
     case $line in
       'bounds '*) set_bounds "${line#bounds }" ;;
       'derive '*) derive "${line#derive }" ;;
-      *) [ ${#kinds[@]} = 0 ] || asked=yes ;;
+      *) [ ${#kinds[@]} = 0 ] && [ -z "$watched" ] || asked=yes ;;
     esac
   elif [ $status -le 128 ]; then
     break

@@ -12,6 +12,8 @@
   # A configuration file, for which `base` is the folder of relative references.
   config ? null,
   base ? "/",
+  # What the file extends if it does not say.
+  extends ? null,
   # The derivation of a project's variables, which project.sh had evaluated.
   variables ? null,
   # A file of what the runtime asks for: { recipe; packages; }.
@@ -20,8 +22,9 @@
 let
   read = toml.start {
     file = config;
-    inherit base;
+    inherit base extends;
   };
+  wrong = map (problem: "wrong ${problem}");
   lines = lib.concatMapStrings (line: "${line}\n");
 in
 {
@@ -31,7 +34,7 @@ in
   # what is wrong with it, a line for each mistake that begins with "wrong".
   plan = lines (
     if read.problems != [ ] then
-      map (problem: "wrong ${problem}") read.problems
+      wrong read.problems
     else
       [
         (builtins.toJSON (serverMetadata { inherit (read) on_demand session project serve; } // { environments = { }; }))
@@ -40,6 +43,15 @@ in
         }"
       ]
       ++ lib.mapAttrsToList (name: todo: "${todo.kind} ${name} ${todo.value}") read.kinds
+  );
+
+  # What is wrong with a file that may be for a server that Nix has yet to build, or the lines
+  # of its environments.
+  checked = lines (
+    if read.mistakes != [ ] then
+      wrong read.mistakes
+    else
+      lib.mapAttrsToList (name: todo: "${todo.kind} ${name} ${todo.value}") read.kinds
   );
 
   # NAME DERIVATION for each environment that the file describes itself; one

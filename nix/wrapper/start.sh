@@ -1,9 +1,10 @@
 # shellcheck shell=bash
 # Prepares the runtime where environments have to be built at start: the
-# wrapper, bin/nix-sandbox-mcp, sources this if NIX_SANDBOX_ENVS,
-# NIX_SANDBOX_CONFIG or PROJECT_USE_FLAKE is set.
+# wrapper, bin/nix-sandbox-mcp, sources this if NIX_SANDBOX_ENVS or PROJECT_USE_FLAKE
+# is set, if there is a configuration, or if calls may add packages.
 #
-# The wrapper sets these variables: $server (a name that no other server has),
+# The wrapper sets these variables: $server (a name that no other server has), $config_file
+# (a configuration, or empty), $user_config (where the user's is or would be, or empty if it does not count),
 # $tools (a folder of programs), $start_nix (default.nix with its package set, or
 # empty if the server was made with buildAtStart = false), $builder (build.sh), $deriver (derive.sh),
 # $project (the project's folder, if PROJECT_DIR is unset), $on_demand (1 if calls may
@@ -132,18 +133,18 @@ references() {
   set +f
 }
 
-# evaluate FILE: makes Nix evaluate the configuration, into the folder $config.
+# evaluate: makes Nix evaluate the configuration, into the folder $config.
 evaluate() {
   local text line wrong=
   own_folder
-  if ! text=$(ask plan --argstr config "$1" 2> >(tee "$private/.log" >&2)); then
+  if ! text=$(ask plan "${of_config[@]}" 2> >(tee "$private/.log" >&2)); then
     while IFS= read -r line; do explain "$line"; done <"$private/.log"
-    fail "NIX_SANDBOX_CONFIG is $1, which Nix could not read: ${wrong:-it did not say why}" "correct the file"
+    fail "$says, which Nix could not read: ${wrong:-it did not say why}" "correct the file"
   fi
   case $text in
     'wrong '*)
       while IFS= read -r line; do printf 'nix-sandbox-mcp: error: %s\n' "${line#wrong }" >&2; done <<<"$text"
-      fail "NIX_SANDBOX_CONFIG is $1, which has mistakes" "correct what is named above"
+      fail "$says, which has mistakes" "correct what is named above"
       ;;
   esac
   # A rename is atomic: other servers may start at the same time.
@@ -159,6 +160,7 @@ evaluate() {
 # digest by which its result is kept.
 contents() {
   local line folder named='npm *= *["'"'"']([^"'"'"']+)'
+  printf '%s\n' "${of_config[@]:2}"
   cat -- "$1"
   while IFS= read -r line; do
     if [[ $line =~ $named ]]; then
@@ -169,22 +171,34 @@ contents() {
   done <"$1"
 }
 
-# configure: evaluates NIX_SANDBOX_CONFIG, or takes its result from the cache.
+# name_config: sets $says to words that name the configuration, and $of_config to what Nix is
+# told of it. What the user's own does not say is as in the default server.
+name_config() {
+  says="NIX_SANDBOX_CONFIG is $config_file"
+  case $config_file in /*) ;; *) config_file=$PWD/$config_file ;; esac
+  config_base=${config_file%/*} config_base=${config_base:-/}
+  of_config=(--argstr config "$config_file")
+  if [ -n "$user_config" ]; then
+    says="your configuration is $config_file"
+    of_config+=(--argstr extends default)
+  fi
+}
+
+# configure: evaluates the configuration, or takes its result from the cache.
 configure() {
-  local file=$NIX_SANDBOX_CONFIG line kind name value base
-  case $file in /*) ;; *) file=$PWD/$file ;; esac
-  base=${file%/*}
-  [ -f "$file" ] && [ -r "$file" ] ||
-    fail "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG, which is no file that can be read" "set it to the path of a TOML file"
-  config=$cache/configs/$server-$(contents "$file" | digest)
+  local line kind name value base
+  name_config
+  base=$config_base
+  [ -f "$config_file" ] && [ -r "$config_file" ] ||
+    fail "$says, which is no file that can be read" "a configuration is a TOML file"
+  config=$cache/configs/$server-$(contents "$config_file" | digest)
   if ! [ -e "$config/plan" ]; then
-    have_nix || fail "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG, and there is no nix on the PATH of the server to read it" \
-      "install Nix, or unset NIX_SANDBOX_CONFIG and set NIX_SANDBOX_DIR to a folder of sandboxes that were built elsewhere"
-    evaluate "$file"
+    have_nix || fail "$says, and there is no nix on the PATH of the server to read it" \
+      "install Nix, or do without it and set NIX_SANDBOX_DIR to a folder of sandboxes that were built elsewhere"
+    evaluate
   fi
   : >"$config/used"
   export NIX_SANDBOX_METADATA=$config/metadata.json
-  config_file=$file config_base=${base:-/}
   {
     read -r line
     while IFS= read -r line; do
@@ -208,6 +222,15 @@ configure() {
       esac
     done
   } <"$config/plan"
+}
+
+# note_change: whether the file $watched is another one than it was at the last look, or is
+# there or gone since.
+note_change() {
+  local now=
+  [ ! -e "$watched" ] || now=$(stat -Lc '%d %i %y %z' -- "$watched" 2>/dev/null)
+  [ "$now" != "$seen" ] || return 1
+  seen=$now
 }
 
 # builds_at_start WHAT: ends with an error if the server was made to build nothing
@@ -241,16 +264,18 @@ start() {
     ' '* | -* | 'serve '* | 'packages '* | 'run '*+* | 'shell '*+*) serving=yes ;;
   esac
   unset NIX_SANDBOX_BUILDER
-  private='' config='' config_file='' config_base='' kinds=() names=() values=() bases=()
+  private='' config='' kinds=() names=() values=() bases=()
   use_flake=${PROJECT_USE_FLAKE-} project=${PROJECT_DIR:-$project}
   case $use_flake in '' | 0 | 1) ;; *) fail "PROJECT_USE_FLAKE is \"$use_flake\"" "set it to 1 or 0, or leave it unset" ;; esac
-  [ -z "${NIX_SANDBOX_CONFIG-}" ] || builds_at_start "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG"
+  [ -z "$config_file" ] || builds_at_start "NIX_SANDBOX_CONFIG is $config_file"
   [ -z "$NIX_SANDBOX_ENVS" ] || builds_at_start "NIX_SANDBOX_ENVS is ${NIX_SANDBOX_ENVS#,}"
   [ "${use_flake:-0}" = 0 ] || builds_at_start "PROJECT_USE_FLAKE is 1"
   required=no
-  [ -z "${NIX_SANDBOX_CONFIG-}${NIX_SANDBOX_ENVS#,}${use_flake#0}" ] || required=yes
+  [ -z "$config_file${NIX_SANDBOX_ENVS#,}${use_flake#0}" ] || required=yes
   find_cache
-  [ -z "${NIX_SANDBOX_CONFIG-}" ] || configure
+  watched=${config_file:-$user_config} seen=
+  [ $serving = no ] || note_change || true
+  [ -z "$config_file" ] || configure
   references "${NIX_SANDBOX_ENVS-}"
   if [ "${use_flake:-0}" = 1 ]; then
     [ -n "$project" ] || fail "PROJECT_USE_FLAKE is 1, and there is no project" "set PROJECT_DIR to its folder"
@@ -261,9 +286,9 @@ start() {
     [ ! -e "$i" ] || on_demand=1
   done
   export NIX_SANDBOX_PACKAGES=${cache:+$cache/packages}
-  # What builds the packages of calls is there before a call comes.
-  if [ $serving = no ] || [ -z "$start_nix" ] || ! have_nix; then on_demand=0; fi
-  if [ ${#kinds[@]} = 0 ] && [ -z "$private" ] && [ $on_demand = 0 ]; then
+  # What builds the packages of calls, and takes changes of the configuration, is there before they come.
+  if [ $serving = no ] || [ -z "$start_nix" ] || ! have_nix; then on_demand=0 watched=; fi
+  if [ ${#kinds[@]} = 0 ] && [ -z "$private" ] && [ $on_demand = 0 ] && [ -z "$watched" ]; then
     # Everything has been built before.
     export NIX_SANDBOX_BUILDS=${config:+$config/built}
     return

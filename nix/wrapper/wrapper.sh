@@ -2,25 +2,38 @@
 # The server as Nix built it: starts one of its programs with the server's metadata, and with
 # what has to be built at start. mkServer replaces the names between at signs.
 
+given=${NIX_SANDBOX_METADATA-}
 export NIX_SANDBOX_METADATA="${NIX_SANDBOX_METADATA-@out@/share/nix-sandbox-mcp/metadata.json}"
 
 # The references of the build come before those of the environment. For the
 # other settings the environment overrides the build.
 NIX_SANDBOX_ENVS=@flakeRefs@${NIX_SANDBOX_ENVS:+,$NIX_SANDBOX_ENVS}
 NIX_SANDBOX_ENVS=${NIX_SANDBOX_ENVS#,}
-if [ -z "${NIX_SANDBOX_CONFIG-}" ]; then
+# A server that was built without a configuration of its own reads that of its user.
+config_file=${NIX_SANDBOX_CONFIG-} user_config=
+if [ -n "@ofUser@" ] && [ -z "$config_file$given" ]; then
+  user_config=${XDG_CONFIG_HOME:-${HOME:+$HOME/.config}}/nix-sandbox-mcp/config.toml
+  case $user_config in /nix-sandbox-mcp/* | [!/]*) user_config= ;; esac
+  [ ! -e "$user_config" ] || config_file=$user_config
+fi
+if [ -z "$config_file" ]; then
   PROJECT_USE_FLAKE=${PROJECT_USE_FLAKE-@useFlake@} project=@project@
 fi
 
+# Nix does these.
 case "${1-} ${2-}" in
-  'config check')
-    case "${*:3}" in
+  'add-env '* | 'doctor '[!-]*)
+    case $* in
       *--help*) ;;
       *)
-        tools=@tools@ start_nix=@start@
+        tools=@tools@ start_nix=@start@ out=@out@
+        server=${out##*/}
         . @prepare@
-        . @checker@
-        check "${@:3}"
+        . @editor@
+        case $1 in
+          doctor) check "${@:2}" ;;
+          *) add "${@:2}" ;;
+        esac
         ;;
     esac
     ;;
@@ -30,7 +43,7 @@ needs_environments=yes
 case "${1-} ${2-}" in
   # The completion of these commands lists the names of the environments.
   '__complete run' | '__complete shell') ;;
-  -h* | --help* | changes* | --version* | version* | help* | client-config* | completion* | __complete* | config* | manual* | token* | top* | approve* | page | page\ * | sessions* | get* | exec* | hook* | forward*)
+  -h* | --help* | changes* | --version* | version* | help* | client-config* | completion* | __complete* | add-env* | manual* | token* | top* | approve* | page | page\ * | sessions* | get* | exec* | hook* | forward*)
     needs_environments=no
     ;;
 esac
@@ -46,7 +59,7 @@ recipes() {
   done
 }
 recipes
-case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FLAKE#0}${on_demand#0}" in
+case "$needs_environments$NIX_SANDBOX_ENVS$config_file${PROJECT_USE_FLAKE#0}${on_demand#0}" in
   no* | yes) ;;
   *)
     out=@out@

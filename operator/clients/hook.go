@@ -168,10 +168,11 @@ func hookSession(id string) string {
 
 // hookMark is the file whose time says when a client's hook was called last, or "".
 func hookMark(client string) string {
-	for _, folder := range config.DeskFolders(os.Getenv) {
-		return filepath.Join(folder, "hook-"+client)
+	folders := config.DeskFolders(os.Getenv)
+	if len(folders) == 0 {
+		return ""
 	}
-	return ""
+	return filepath.Join(folders[0], "hook-"+client)
 }
 
 // passed notes that a command has passed a client's hook, for doctor.

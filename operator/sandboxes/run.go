@@ -1,6 +1,8 @@
 package sandboxes
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +18,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
@@ -101,7 +105,8 @@ func runCode(o runOptions, streams cli.Streams, args []string) (int, error) {
 		limit = time.Duration(o.seconds * float64(time.Second))
 	}
 	spec.First = frame.Request{Type: frame.Execute, Contents: code, Env: env.inherited}
-	spec.Stdout, spec.Stderr = terminal.Visible(streams.Out), terminal.Visible(streams.Err)
+	stderr := &opening{Writer: terminal.Visible(streams.Err)}
+	spec.Stdout, spec.Stderr = terminal.Visible(streams.Out), stderr
 
 	signals := make(chan os.Signal, 4)
 	// If the reader of our output is gone, the next write fails and closes the code's own pipe.
@@ -119,8 +124,37 @@ func runCode(o runOptions, streams cli.Streams, args []string) (int, error) {
 	}
 	status, err := await(p, limit, signals)
 	terminal.Reset(spec.Stdout)
-	terminal.Reset(spec.Stderr)
+	terminal.Reset(stderr.Writer)
+	if err == nil && status == command.Failed && stderr.isOfBubblewrap() {
+		err = env.unstarted()
+	}
 	return status, err
+}
+
+// opening is a writer that notes how what is written to it begins.
+type opening struct {
+	io.Writer
+	head []byte
+}
+
+func (o *opening) Write(p []byte) (int, error) {
+	o.head = append(o.head, p[:min(len(p), len(bubblewrap)-len(o.head))]...)
+	return o.Writer.Write(p)
+}
+
+// bubblewrap begins what bubblewrap prints if it cannot make a sandbox. Code may print it too.
+const bubblewrap = "bwrap: "
+
+func (o *opening) isOfBubblewrap() bool { return string(o.head) == bubblewrap }
+
+// unstarted says what sandboxes lack here, or returns nil if that is nothing.
+func (c chosen) unstarted() error {
+	for _, f := range machine.Check(context.Background(), []registry.Environment{c.Environment}) {
+		if f.Needed && !f.OK {
+			return command.End(command.NoSandbox, "the sandbox did not start: "+f.Found, cmp.Or(f.Fix, "see "+cli.Program+" doctor"))
+		}
+	}
+	return nil
 }
 
 // await waits for the end of a program, and ends it at its time limit or after a signal. If the

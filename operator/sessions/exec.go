@@ -171,19 +171,20 @@ func (g *guest) feed(in io.Reader) {
 // server returns a server that shows this project, and starts one otherwise. One that has the
 // session comes first.
 func (e *execution) server() (desk.Server, error) {
-	root, err := projectHere()
+	root, problem := projectHere()
 	folders := config.DeskFolders(os.Getenv)
 	if server, found := e.find(folders, root); found {
 		return server, nil
 	}
-	if err != nil {
-		return desk.Server{}, err
+	if problem != nil {
+		return desk.Server{}, problem
 	}
-	if err := desk.Usable(folders, []string{root}); err != nil {
+	folder, err := desk.Usable(folders, []string{root})
+	if err != nil {
 		return desk.Server{}, &config.Error{Problem: "no server can be reached: " + err.Error(), Hint: "set XDG_RUNTIME_DIR to a folder of this user alone"}
 	}
 	// Of two commands at once, one starts the server.
-	lock, err := os.OpenFile(filepath.Join(folders[0], "start.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	lock, err := os.OpenFile(filepath.Join(folder, "start.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return desk.Server{}, err
 	}
@@ -194,7 +195,7 @@ func (e *execution) server() (desk.Server, error) {
 	if server, found := e.find(folders, root); found {
 		return server, nil
 	}
-	return e.start(folders, root)
+	return e.start(folder, root)
 }
 
 func (e *execution) find(folders []string, root string) (best desk.Server, found bool) {
@@ -255,7 +256,7 @@ const first = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocol
 
 // start starts a server in the background. It keeps the other end of its own input, so that it does
 // not end with this command.
-func (e *execution) start(folders []string, root string) (server desk.Server, err error) {
+func (e *execution) start(folder, root string) (server desk.Server, err error) {
 	path, err := cli.Self()
 	if err != nil {
 		return server, err
@@ -269,7 +270,7 @@ func (e *execution) start(folders []string, root string) (server desk.Server, er
 	if _, err := keep.WriteString(first); err != nil {
 		return server, err
 	}
-	log, err := os.OpenFile(filepath.Join(folders[0], "exec.log"), os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+	log, err := os.OpenFile(filepath.Join(folder, "exec.log"), os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return server, err
 	}
@@ -302,7 +303,7 @@ func (e *execution) start(folders []string, root string) (server desk.Server, er
 			return server, startError(log, err)
 		case <-time.After(5 * time.Millisecond):
 		}
-		for _, server := range desk.Find(folders) {
+		for _, server := range desk.Find([]string{folder}) {
 			if server.PID == cmd.Process.Pid {
 				ctx, cancel := context.WithTimeout(context.Background(), topTimeout)
 				defer cancel()

@@ -36,7 +36,11 @@ func List(std cli.Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			live := liveSessions()
+			servers, err := find()
+			if err != nil {
+				return err
+			}
+			live := liveSessions(servers)
 			if asJSON {
 				for _, s := range live {
 					all = append(all, onDisk{Name: s.Name, Env: strings.Join(s.Environments, "+"), Principal: s.Principal, PID: s.PID, Live: &s})

@@ -33,10 +33,9 @@ type liveSession struct {
 	server desk.Server
 }
 
-// liveSessions returns the live sessions of all servers of this user. A server that gives no
-// answer is left out.
-func liveSessions() (all []liveSession) {
-	for _, server := range desk.Find(config.DeskFolders(os.Getenv)) {
+// liveSessions returns the live sessions of these servers. A server that gives no answer is left out.
+func liveSessions(servers []desk.Server) (all []liveSession) {
+	for _, server := range servers {
 		ctx, cancel := context.WithTimeout(context.Background(), topTimeout)
 		var sessions []visit.Session
 		err := server.Ask(ctx, "sessions", nil, &sessions)
@@ -71,11 +70,12 @@ func parentOf(pid int) string {
 // findLive returns the live session with a name. If several servers have one, it is that of the
 // server with the process pid, which may be 0.
 func findLive(name string, pid int) (*liveSession, error) {
-	if _, err := running(); err != nil {
+	servers, err := running()
+	if err != nil {
 		return nil, err
 	}
 	var found []liveSession
-	for _, s := range liveSessions() {
+	for _, s := range liveSessions(servers) {
 		if (s.Name == name || s.Principal+"/"+s.Name == name) && (pid == 0 || pid == s.PID) {
 			found = append(found, s)
 		}
@@ -111,7 +111,8 @@ func (p *Place) in() visit.Place { return visit.Place{Session: p.Session, Env: p
 func CompleteLive(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var names []cobra.Completion
 	if len(args) == 0 {
-		for _, s := range liveSessions() {
+		servers, _ := find()
+		for _, s := range liveSessions(servers) {
 			names = append(names, cobra.CompletionWithDesc(s.Name, strings.Join(s.Environments, "+")))
 		}
 	}

@@ -173,7 +173,7 @@ func TestListen_RefusesShownFolders(t *testing.T) {
 	must.Do(t, os.Symlink(shown, link))
 	folder := filepath.Join(shown, "state", "desk")
 	for _, root := range []string{shown, link, folder, "/"} {
-		if err := Usable([]string{folder}, []string{root}); err == nil || !strings.Contains(err.Error(), "which sandboxes show") {
+		if _, err := Usable([]string{folder}, []string{root}); err == nil || !strings.Contains(err.Error(), "which sandboxes show") {
 			t.Errorf("%s with %s shown: %v", folder, root, err)
 		}
 	}
@@ -182,7 +182,7 @@ func TestListen_RefusesShownFolders(t *testing.T) {
 	if filepath.Dir(listener.Addr().String()) != own {
 		t.Errorf("it listens at %s", listener.Addr())
 	}
-	must.Do(t, Usable([]string{folder}, []string{own, shown + "-other", filepath.Join(folder, "none")}))
+	must.Get(Usable([]string{folder}, []string{own, shown + "-other", filepath.Join(folder, "none")}))(t)
 }
 
 // The socket of a server that was killed goes, and other files stay.

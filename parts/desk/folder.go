@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,7 +24,7 @@ const suffix = ".desk"
 // refuses connections is of a server that was killed.
 const bindTime = 10 * time.Second
 
-var errNoFolder = errors.New("no folder is named: set XDG_RUNTIME_DIR to a folder of this user alone")
+var errNoFolder = errors.New("there is no folder for it: neither HOME nor XDG_RUNTIME_DIR is set")
 
 // listen returns a listener in the first folder that can be used, beneath none of those that
 // sandboxes show. Its end removes the socket.
@@ -47,15 +48,28 @@ func listen(folders, shown []string) (*net.UnixListener, error) {
 	return nil, err
 }
 
-// Usable says why servers cannot listen in any of the folders; nil if they can.
-func Usable(folders, shown []string) error {
+// Usable returns the first of the folders in which a server can listen, or says why there is none.
+func Usable(folders, shown []string) (string, error) {
 	err := errNoFolder
 	for _, folder := range folders {
 		if err = prepare(folder, shown); err == nil {
-			return nil
+			return folder, nil
 		}
 	}
-	return err
+	return "", err
+}
+
+// Unseen says why [Find] may miss servers: there is no folder to look in, or one is not of this user alone.
+func Unseen(folders []string) error {
+	if len(folders) == 0 {
+		return errNoFolder
+	}
+	for _, folder := range folders {
+		if err := Check(folder); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // prepare makes a folder, or checks it, and removes the sockets of servers that were killed.

@@ -126,18 +126,25 @@ func stateFolder(get func(string) string, name string) string {
 	return filepath.Join(state, "nix-sandbox-mcp", name)
 }
 
-// DeskFolders returns the folders for the sockets by which the user's commands find servers. Clients
-// often start servers without XDG_RUNTIME_DIR: the folder that systemd makes for each user who is
-// logged in (pam_systemd(8)) is known without it. The list may be empty.
-func DeskFolders(get func(string) string) []string {
-	if dir := get("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
-		return []string{filepath.Join(dir, "nix-sandbox-mcp")}
+// DeskFolders returns the folders for the sockets by which the user's commands find servers; a server
+// uses the first that it can. Clients often start servers without XDG_RUNTIME_DIR: the folder that systemd
+// makes for each user who is logged in (pam_systemd(8)) is known without it. Where there is neither,
+// as in containers and for cron, it is one in the user's folder for state. The list may be empty.
+func DeskFolders(get func(string) string) (folders []string) {
+	runtime := get("XDG_RUNTIME_DIR")
+	if !filepath.IsAbs(runtime) {
+		runtime = filepath.Join("/run/user", strconv.Itoa(os.Geteuid()))
+		if _, err := os.Stat(runtime); err != nil {
+			runtime = ""
+		}
 	}
-	usual := filepath.Join("/run/user", strconv.Itoa(os.Geteuid()))
-	if _, err := os.Stat(usual); err != nil {
-		return nil
+	if runtime != "" {
+		folders = append(folders, filepath.Join(runtime, "nix-sandbox-mcp"))
 	}
-	return []string{filepath.Join(usual, "nix-sandbox-mcp")}
+	if state := stateFolder(get, "run"); state != "" {
+		folders = append(folders, state)
+	}
+	return folders
 }
 
 // completeKeep decides whether the files of sessions are kept.

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -108,7 +109,23 @@ func Ask(ctx context.Context, environ []string, program string, args ...string) 
 	return report.Findings, nil
 }
 
-// Output returns the output of a program, at most 64 KiB. It uses the environment of this process
+// lastLine keeps the last line with text that is written to it, at most 1 KiB.
+type lastLine struct{ line, rest string }
+
+func (l *lastLine) Write(p []byte) (int, error) {
+	for line := range strings.Lines(string(p)) {
+		l.rest = (l.rest + line)[:min(len(l.rest)+len(line), 1<<10)]
+		if text := strings.TrimSpace(l.rest); text != "" {
+			l.line = text
+		}
+		if strings.HasSuffix(line, "\n") {
+			l.rest = ""
+		}
+	}
+	return len(p), nil
+}
+
+// Output returns the output of a program, at most 64 KiB. Its error ends with the program's last line on standard error. It uses the environment of this process
 // if environ is nil.
 func Output(ctx context.Context, within time.Duration, environ []string, program string, args ...string) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, within)
@@ -120,6 +137,8 @@ func Output(ctx context.Context, within time.Duration, environ []string, program
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", program, err)
 	}
+	said := &lastLine{}
+	command.Stderr = said
 	if err := command.Start(); err != nil {
 		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
 	}
@@ -129,8 +148,11 @@ func Output(ctx context.Context, within time.Duration, environ []string, program
 		err = fmt.Errorf("read its output: %w", err)
 	}
 	// The first error is the reason of the second.
-	if failed := command.Wait(); err == nil {
+	if failed := command.Wait(); err == nil && failed != nil {
 		err = failed
+		if said.line != "" {
+			err = fmt.Errorf("%w: %s", failed, said.line)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)

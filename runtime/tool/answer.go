@@ -144,7 +144,11 @@ func (a answer) problem() string {
 	case errors.As(a.err, &full):
 		return noFurtherSession(full)
 	case errors.As(a.err, &start):
-		return fmt.Sprintf("the sandbox of env %q did not start: %v", start.Env, start.Err)
+		advice := ""
+		if !strings.Contains(start.Err.Error(), "hint: ") { // the launcher's own
+			advice = ": ask the user to run nix-sandbox-mcp doctor"
+		}
+		return fmt.Sprintf("the sandbox of env %q did not start: %v%s", start.Env, start.Err, advice)
 	case errors.Is(a.err, context.Canceled), errors.Is(a.err, context.DeadlineExceeded):
 		return "cancelled before it ran"
 	case errors.Is(a.err, sandbox.ErrClosed):

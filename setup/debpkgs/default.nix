@@ -106,7 +106,7 @@ let
 
   absent = lib.genAttrs (import ./missing.nix).packages (
     name:
-    throw "debpkgs: ${name} is not supported by setup/debpkgs, which stands in for nixpkgs where it cannot be reached; add Debian's package to setup/debpkgs/packages.list and packages.nix, or use nixpkgs"
+    throw "debpkgs: ${name} is not one of the packages of Debian that stand in for nixpkgs here: build the server with nixpkgs, or add it to setup/debpkgs/packages.list and packages.nix"
   );
 
   base =

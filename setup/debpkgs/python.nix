@@ -32,7 +32,7 @@ let
 
   absent = lib.genAttrs (import ./missing.nix).python (
     name:
-    throw "debpkgs: python3.pkgs.${name} is not supported by setup/debpkgs; add Debian's package to setup/debpkgs/packages.list and python-packages.nix, or use nixpkgs"
+    throw "debpkgs: python3Packages.${name} is not one of the packages of Debian that stand in for nixpkgs here: build the server with nixpkgs, or add it to setup/debpkgs/packages.list and python-packages.nix"
   );
   pkgs =
     absent

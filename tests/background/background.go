@@ -13,12 +13,12 @@ import (
 )
 
 // EndServers ends, when a test ends, the servers that its commands started in the background. Their
-// XDG_RUNTIME_DIR is the folder runtime.
+// XDG_RUNTIME_DIR, or their XDG_STATE_HOME without one, is the folder runtime.
 func EndServers(t testing.TB, runtime string) {
 	t.Helper()
 	t.Cleanup(func() {
 		var pids []int
-		for _, server := range desk.Find([]string{filepath.Join(runtime, "nix-sandbox-mcp")}) {
+		for _, server := range desk.Find([]string{filepath.Join(runtime, "nix-sandbox-mcp"), filepath.Join(runtime, "nix-sandbox-mcp", "run")}) {
 			pids = append(pids, server.PID)
 			_ = syscall.Kill(server.PID, syscall.SIGTERM)
 		}

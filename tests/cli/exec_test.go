@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -199,6 +200,34 @@ func TestExec_KnowsWorktrees(t *testing.T) {
 	m.want(tree, "cat "+main+"/secret 2>/dev/null; touch "+main+"/.git/hooks/x 2>/dev/null", "", "", 1)
 }
 
+// Where systemd has made no folder, as in a container, commands find servers by one of the user's state.
+// If there is no folder at all, they say that they cannot look.
+func TestExec_WithoutRuntimeFolder(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	without := func(state string, args ...string) *exec.Cmd {
+		cmd := m.command(m.project("one"), args...)
+		cmd.Env = append(slices.DeleteFunc(cmd.Env, func(one string) bool { return strings.HasPrefix(one, "XDG_RUNTIME_DIR=") }), "XDG_STATE_HOME="+state)
+		return cmd
+	}
+	if _, err := os.Stat(fmt.Sprintf("/run/user/%d", os.Geteuid())); err == nil {
+		t.Skip("systemd has made a folder for this user")
+	}
+	if out, err := without(m.runtime, "exec", "-c", "echo here").CombinedOutput(); err != nil || string(out) != "here\n" {
+		t.Fatalf("exec: %v, %s", err, out)
+	}
+	for _, args := range [][]string{{"sessions"}, {"top"}, {"exec", "-c", "echo shell"}} {
+		if out, err := without(m.runtime, args...).CombinedOutput(); err != nil || !strings.Contains(string(out), "shell") {
+			t.Errorf("%v: %v, %s", args, err, out)
+		}
+	}
+	must.Do(t, os.Chmod(filepath.Join(m.runtime, "nix-sandbox-mcp", "run"), 0o755))
+	if out, err := without(m.runtime, "sessions").CombinedOutput(); err == nil || !strings.Contains(string(out), "running servers cannot be looked for: ") {
+		t.Errorf("sessions of a folder of others: %v, %s", err, out)
+	}
+	must.Do(t, os.Chmod(filepath.Join(m.runtime, "nix-sandbox-mcp", "run"), 0o700))
+}
+
 // Input, arguments, signals and time limits reach the command.
 func TestExec_PassesThings(t *testing.T) {
 	t.Parallel()
@@ -322,7 +351,7 @@ func TestExec_NeverRunsOutside(t *testing.T) {
 	broken.Env = append(broken.Env, "SESSION_IDLE_TIMEOUT=never")
 	fails("a wrong setting", "the server did not start: SESSION_IDLE_TIMEOUT", broken)
 	nowhere := m.command(one, "exec", "-c", touch)
-	nowhere.Env = append(nowhere.Env, "XDG_RUNTIME_DIR=/proc")
+	nowhere.Env = append(nowhere.Env, "XDG_RUNTIME_DIR=/proc", "XDG_STATE_HOME=/proc")
 	fails("no folder for sockets", "no server can be reached", nowhere)
 	// A server that ends while a command runs.
 	cmd := m.command(one, "exec", "-c", "echo ready; sleep 900; "+touch)

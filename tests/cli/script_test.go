@@ -45,6 +45,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("NIX_SANDBOX_DIR", filepath.Join(env.WorkDir, "sandboxes"))
 			env.Setenv("SERVER", path)
 			env.Setenv("STORED", real)
+			env.Setenv("NIX_SETTINGS", os.Getenv("NIX_CONFIG"))
 			env.Setenv("SHARE", filepath.Join(filepath.Dir(real), "..", "share"))
 			return os.Symlink(server, path)
 		},

@@ -134,7 +134,7 @@ in
         refuses env NIX_SANDBOX_ENVS=.#x $server list
         refuses env NIX_SANDBOX_CONFIG=file.toml $server list
         refuses env PROJECT_USE_FLAKE=1 $server list
-        refuses $server config check file.toml
+        refuses $server doctor file.toml
         PROJECT_USE_FLAKE=0 $server list
         touch $out
       '';

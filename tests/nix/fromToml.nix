@@ -162,7 +162,7 @@ in
   };
   testPythonModulesJoinThePresets = {
     expr =
-      (made "${python}packages = [\"python3Packages.sympy\", \"tree\"]\n").python.metadata.closure;
+      (made "${python}packages = [\"sympy\", \"tree\"]\n").python.metadata.closure;
     expected =
       (library.mkSandbox {
         name = "other";

@@ -250,10 +250,6 @@ let
       };
       sentence = "mkSandbox data: packages_on_demand is beside npm, whose lock names all packages: keep one of the two";
     };
-    "a module of Python by its name alone" = {
-      read = toml "[environments.python]\npreset = \"python\"\npackages = [\"pandas\"]\n";
-      sentence = "config: [environments.python] packages names \"pandas\", which nixpkgs does not have: use \"python3Packages.pandas\"";
-    };
     "an interpreter with quotes" = {
       read = toml "[environments.sh]\npreset = \"shell\"\ninterpreter = \"sh -c \\\"$1\\\"\"\n";
       sentence = "config: [environments.sh] interpreter is \"sh -c \\\"$1\\\"\": leave out quotes and backslashes, because it is split at spaces";

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -45,14 +46,19 @@ const (
 func doctorCommand(std cli.Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "doctor",
-		Short: "Check that this machine can run sandboxes",
+		Use:   "doctor [FILE]",
+		Short: "Check this machine, or a configuration file",
 		Long: `Check that this machine can run sandboxes, and say how to add what is missing.
 
 Starts every sandbox and runs one line of code in it. The exit status is 1 if
-something that sandboxes need is missing.`,
-		Args: cli.AtMost(0),
-		RunE: func(*cobra.Command, []string) error {
+something that sandboxes need is missing.
+
+With FILE, print the mistakes in that configuration. Nix reads it and builds nothing.`,
+		Args: cli.AtMost(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return withoutWrapper("asks Nix")
+			}
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
 			r := examine(ctx, terminal.Visible(std.Err))
@@ -137,7 +143,7 @@ func examine(ctx context.Context, log io.Writer) report {
 	}
 	environments = append(environments, packages.Built(settings.Packages, set.Environments)...)
 	findings := append(machine.Check(ctx, environments), limits, nixFinding(ctx))
-	if err := desk.Usable(config.DeskFolders(os.Getenv), settings.Shown()); err != nil {
+	if _, err := desk.Usable(config.DeskFolders(os.Getenv), settings.Shown()); err != nil {
 		findings = append(findings, machine.Finding{Name: "commands", Found: "top, shell --session and forward do not find servers: " + err.Error(), Fix: "set XDG_RUNTIME_DIR or HOME to a folder of this user alone, for the servers too"})
 	}
 	findings = append(findings, clients.HookFindings()...)
@@ -147,12 +153,17 @@ func examine(ctx context.Context, log io.Writer) report {
 	for _, broken := range set.Broken {
 		findings = append(findings, machine.Finding{Name: "sandbox " + broken.Name, Needed: true, Found: broken.Err.Error(), Fix: machine.Rebuild})
 	}
+	lacks := slices.ContainsFunc(findings, func(f machine.Finding) bool { return f.Needed && !f.OK })
 	within := cmp.Or(settings.StartWithin, tryWithin)
 	// Only the server can make control groups; these sandboxes end soon.
 	starter := framed.New(slog.New(slog.DiscardHandler), framed.Options{StartTimeout: within})
 	defer starter.Close(tryWithin)
 	for _, env := range environments {
-		findings = append(findings, try(ctx, starter, env, settings.HostFolders(), within))
+		f := try(ctx, starter, env, settings.HostFolders(), within)
+		if lacks && f.Fix == machine.Rebuild {
+			f.Fix = "what is missing above may be the reason: add that first"
+		}
+		findings = append(findings, f)
 	}
 	return newReport(limits, append(findings, gatewayFindings(ctx)...))
 }
@@ -182,7 +193,13 @@ func groupFinding(paths cgroup.Paths) machine.Finding {
 	return f
 }
 
-// nixFinding looks for Nix, which serves only to build further environments.
+// trial is a derivation that Nix builds without a program, a download or a package: an empty file.
+const trial = `derivation {
+  name = "nix-sandbox-mcp-doctor-%d"; system = "builtin"; builder = "builtin:fetchurl"; url = "file:///dev/null";
+  outputHashMode = "flat"; outputHashAlgo = "sha256"; outputHash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+}`
+
+// nixFinding has Nix, which serves only to build further environments, build something.
 func nixFinding(ctx context.Context) machine.Finding {
 	f := machine.Finding{Name: "Nix", OK: true}
 	program, err := exec.LookPath("nix")
@@ -197,6 +214,17 @@ func nixFinding(ctx context.Context) machine.Finding {
 		f.Fix = "install Nix: https://nixos.org/download"
 		if os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
 			f.Fix = "build the environment into the image"
+		}
+		return f
+	}
+	// What has been built before is not built again: each time it is another one.
+	expression := fmt.Sprintf(trial, time.Now().UnixNano())
+	_, err = machine.Output(ctx, tryWithin, nil, program, "--extra-experimental-features", "nix-command", "--option", "substituters", "", "build", "--no-link", "--expr", expression)
+	if err != nil {
+		f.OK, f.Found = false, "environments that are built work, and nothing new can be built here: "+hostile.Message(err.Error())
+		f.Fix = "have `nix build` work for this user"
+		if strings.Contains(err.Error(), "build-users-group") {
+			f.Fix = `add the line "build-users-group =" to /etc/nix/nix.conf, so that root builds without the users of a group`
 		}
 	}
 	return f

@@ -27,7 +27,7 @@ SESSION_IDLE_TIMEOUT       seconds until an unused session ends (300)
 SESSION_MAX_LIFETIME       seconds until a session ends (3600)
 SESSION_MAX                how many sessions there may be at once (64; over HTTP 1024)
 SESSION_KEEP_FILES         1: the files of a session are kept after its end
-NIX_SANDBOX_CONFIG         TOML file of environments, in place of the server's own
+NIX_SANDBOX_CONFIG         TOML file, in place of yours and of the server's own
 NIX_SANDBOX_ENVS           flake references of further sandboxes, with commas between them
 NIX_SANDBOX_DIR            folders of further sandboxes, with colons between them
 NIX_SANDBOX_HTTP           address for serve, in place of the configuration's

@@ -64,7 +64,7 @@ func rootCommand(std cli.Streams) *cobra.Command {
 		sessions.Get(std),
 		sessions.Forward(std),
 		doctorCommand(std),
-		configCommand(),
+		addEnvCommand(),
 		clients.Config(std),
 		manualCommand(std),
 		versionCommand(std),
