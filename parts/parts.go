@@ -112,9 +112,15 @@ func patches(settings config.Config, log *slog.Logger) *changes.Store {
 	return store
 }
 
-// files keeps the files of sessions. It returns nil unless the operator turned that on.
+// files keeps the files of sessions. It returns nil unless that is turned on. If there is no folder for
+// them, it fails if the variable asked for them: what a configuration says must not keep a server
+// from starting, because the same one is used in many places.
 func files(settings config.Config, log *slog.Logger) (*store.Store, error) {
 	if settings.Keep == "" {
+		return nil, nil
+	}
+	if settings.KeepFolder == "" {
+		log.Warn("the files of sessions are not kept", "error", "there is no folder for them", "hint", "set XDG_STATE_HOME or HOME to an absolute path")
 		return nil, nil
 	}
 	about := ""
@@ -122,8 +128,13 @@ func files(settings config.Config, log *slog.Logger) (*store.Store, error) {
 		about = "project " + settings.ProjectDir
 	}
 	files, err := sessionfiles.Open(store.Options{Folder: settings.KeepFolder, Limit: settings.KeepBytes, About: about, Log: log})
-	if err != nil {
-		return nil, &config.Error{Problem: err.Error(), Hint: "have this user own the folder, set XDG_STATE_HOME to another one, or turn keep_files off"}
+	const hint = "have this user own the folder, set XDG_STATE_HOME to another one, or turn keep_files off"
+	switch {
+	case err != nil && settings.MustKeep:
+		return nil, &config.Error{Problem: err.Error(), Hint: hint}
+	case err != nil:
+		log.Warn("the files of sessions are not kept", "error", err, "hint", hint)
+		return nil, nil
 	}
 	return files, nil
 }

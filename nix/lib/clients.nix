@@ -12,6 +12,7 @@
 #   connect   has the client reach a server at a URL; null if its file has no place for that
 #   allow     what another file needs so that the client does not ask before each call: files and
 #             text, which is JSON; null if the client asks nothing, or has no file for that
+#   trust     what its user does before the client uses the server; null if nothing
 #   shell     what has the client's own shell commands run in the sandbox (`hook`): files and text, and
 #             for JSON that a file is to have besides, format = "json"; note says what the user does then;
 #             null if the client has no hook for that
@@ -59,6 +60,7 @@ let
       user,
       project ? null,
       note ? null,
+      trust ? null,
       allow ? null,
       add ? null,
       shell ? null,
@@ -85,7 +87,13 @@ let
     {
       format = "json";
       files = { inherit user project; };
-      inherit note allow add shell;
+      inherit
+        note
+        trust
+        allow
+        add
+        shell
+        ;
       start = write started;
       variables = write (started // { ${variables} = "@ENV@"; });
       connect =
@@ -206,6 +214,7 @@ in
       project = ".codex/config.toml";
     };
     note = null;
+    trust = null;
     allow = null;
     shell = {
       files = {
@@ -278,6 +287,7 @@ in
       };
     user = "~/.gemini/settings.json";
     project = ".gemini/settings.json";
+    trust = "trust the folder when it asks: until then Gemini CLI shows the server as disabled";
     shell = {
       files = {
         user = "~/.gemini/settings.json";
@@ -298,6 +308,7 @@ in
       project = null;
     };
     note = null;
+    trust = null;
     allow = null;
     shell = null;
     start = ''

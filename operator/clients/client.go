@@ -32,6 +32,7 @@ type client struct {
 	Format                          string
 	Files                           files
 	Note, Start, Variables, Connect string
+	Trust                           string
 	Allow                           *beside
 	Shell                           *beside
 }
@@ -81,8 +82,9 @@ Code, Codex, Gemini CLI). Otherwise it adds the text to the client's file, if th
 is plain JSON, and keeps the old file beside it. It also adds the permission
 without which Claude Code asks before each call. --uninstall takes all of it away.
 
---project here shows the folder in which the client starts the server: that in
-which one works, for clients that start one for each folder.
+--project here shows the folder in which the client starts the server. It is the
+default for claude-code, codex, gemini-cli and opencode, which start one in the
+folder in which you work; --project none shows none.
 
 With --shell the client's own shell commands run in the sandbox too, by a hook
 (claude-code, codex, gemini-cli, opencode): see docs/agent-shell.md.`,
@@ -100,12 +102,17 @@ With --shell the client's own shell commands run in the sandbox too, by a hook
 			if err := i.check(args[0], c); err != nil {
 				return err
 			}
+			overHTTP := cmd.Flags().Changed("url")
+			// These clients start a server in the folder in which their user works.
+			if !cmd.Flags().Changed("project") && c.Shell != nil && !overHTTP {
+				project = here
+			}
 			folder, set, err := v.of(project, i.install && !i.dryRun)
 			if err != nil {
 				return err
 			}
 			var s server
-			if cmd.Flags().Changed("url") {
+			if overHTTP {
 				s, err = connectClient(args[0], c, set, address)
 			} else {
 				s, err = startClient(c, set, i.install && !i.dryRun, terminal.Visible(std.Err))
@@ -115,6 +122,7 @@ With --shell the client's own shell commands run in the sandbox too, by a hook
 			case err != nil:
 				return err
 			case i.install || i.uninstall:
+				i.here = slices.Contains(set, "PROJECT_DIR=.")
 				return i.apply(cmd.Context(), std, args[0], c, s, folder)
 			}
 			printClient(std, args[0], c, s.text)

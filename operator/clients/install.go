@@ -46,6 +46,7 @@ type installation struct {
 	install, uninstall, dryRun bool
 	shell, allow               bool
 	scope                      string
+	here                       bool // the server shows the folder in which it is started
 }
 
 // check checks the flags.
@@ -123,6 +124,12 @@ func (i *installation) apply(ctx context.Context, std cli.Streams, name string, 
 		fmt.Fprintf(out, "now %s\n", c.Shell.Note)
 	default:
 		fmt.Fprintf(out, "now start %s again: its server %q has the tool run\n", name, clientfile.Name)
+		if i.here {
+			fmt.Fprintf(out, "its code can see the folder in which you start %s: --project none shows it none\n", name)
+		}
+		if c.Trust != "" {
+			fmt.Fprintf(out, "in %s, %s\n", name, c.Trust)
+		}
 	}
 	return nil
 }

@@ -59,6 +59,9 @@ func choose(log io.Writer, name, project string) (chosen, error) {
 	case !ok:
 		return chosen{}, unusable(name, registry.New(set).Now())
 	}
+	if dir := os.Getenv("PROJECT_DIR"); dir != "" && project == "" && settings.ProjectDir != "" {
+		fmt.Fprintf(log, "%s: the code sees %s at %s, because PROJECT_DIR names it\n", cli.Program, settings.ProjectDir, settings.ProjectMount)
+	}
 	return chosen{Environment: env, inherited: config.Inherited(slices.Concat(set.Project.Inherit, env.Inherit)...), host: settings.HostFolders()}, nil
 }
 

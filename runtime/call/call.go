@@ -96,6 +96,7 @@ const (
 	Died     Cause = "died"     // its sandbox died
 	Closed   Cause = "closed"   // the server ends
 	Replaced Cause = "replaced" // it was one of a server that has ended
+	NoMemory Cause = "memory"   // the machine was short of memory
 	Finished Cause = "finished" // the client said that a call was the last
 	// Suspended means that the sandbox ended and the session goes on.
 	Suspended Cause = "suspended"

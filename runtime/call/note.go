@@ -32,6 +32,8 @@ type Restored struct {
 	Saved time.Time
 	// Lost says why they cannot be used, so that the session has none; empty if they can.
 	Lost string
+	// UsedBy describes the server whose live session has them, so that this one has none and keeps none.
+	UsedBy string
 	// Removed means that they were removed to make room for files of other sessions.
 	Removed bool
 }

@@ -64,7 +64,10 @@ type Config struct {
 	Builder int
 
 	// ProjectDir is absolute and exists; empty if there is no project.
-	ProjectDir   string
+	ProjectDir string
+	// NoProject is the folder in which the server was started and that is the home folder or /, so that it
+	// is no project although PROJECT_DIR is relative; else empty.
+	NoProject    string
 	ProjectMount string
 	// ProjectMode is one of the metadata's modes.
 	ProjectMode string
@@ -83,6 +86,8 @@ type Config struct {
 	Keep       string
 	KeepFolder string
 	KeepBytes  int64
+	// MustKeep says that SESSION_KEEP_FILES asked for it, and not the configuration alone.
+	MustKeep bool
 
 	// Audit is the absolute path of the audit log; empty if unset.
 	Audit string
@@ -149,15 +154,15 @@ func DeskFolders(get func(string) string) (folders []string) {
 
 // completeKeep decides whether the files of sessions are kept.
 func (c *Config) completeKeep(session registry.Session) error {
-	setting := "SESSION_KEEP_FILES is 1"
+	c.MustKeep = c.Keep == "1"
 	if c.Keep == "" && session.KeepFiles {
-		c.Keep, setting = "1", "the configuration's keep_files is true"
+		c.Keep = "1"
 	}
 	switch {
 	case c.Keep != "1":
 		c.Keep, c.KeepFolder = "", ""
-	case c.KeepFolder == "":
-		return &Error{setting + ", and there is no folder to keep files in", "set XDG_STATE_HOME or HOME to an absolute path"}
+	case c.KeepFolder == "" && c.MustKeep:
+		return &Error{"SESSION_KEEP_FILES is 1, and there is no folder to keep files in", "set XDG_STATE_HOME or HOME to an absolute path"}
 	default:
 		c.KeepBytes = session.KeepBytes
 	}
@@ -278,8 +283,13 @@ func (c Config) Complete(session registry.Session, project registry.Project) (Co
 		}
 	}
 	var err error
+	isHere := !filepath.IsAbs(c.ProjectDir)
 	if c.ProjectDir, err = Folder(c.ProjectDir); err != nil {
 		return Config{}, &Error{fmt.Sprintf("%s is %v", setting, err), hint}
+	}
+	// Nobody chose a folder by its name: a client was started there.
+	if home, _ := os.UserHomeDir(); isHere && (c.ProjectDir == "/" || c.ProjectDir == filepath.Clean(home)) {
+		c.ProjectDir, c.NoProject = "", c.ProjectDir
 	}
 	if c.Inbox, err = Folder(c.Inbox); err != nil {
 		return Config{}, &Error{

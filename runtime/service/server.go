@@ -132,10 +132,17 @@ func (s *Server) Start() (*Options, error) {
 	if err := s.builder.bounds(s.Base.OnDemand); err != nil {
 		return nil, fmt.Errorf("tell the builder its bounds: %w", err)
 	}
+	if s.Settings.NoProject != "" {
+		s.Log.Warn("there is no project: the server was started in "+s.Settings.NoProject+", and code could read all files in it", "hint", "start the client in the folder of a project")
+	}
 	if home, err := os.UserHomeDir(); err == nil && s.Settings.ProjectDir == filepath.Clean(home) {
 		s.Log.Warn("the project is the home folder: code can read all of its files, such as keys and histories", "hint", "set PROJECT_DIR to a folder in it")
 	}
-	s.Log.Info("serving", "version", command.Version(), "environments", s.Environments.Now().Names())
+	serving := []any{"version", command.Version(), "environments", s.Environments.Now().Names()}
+	if s.Settings.ProjectDir != "" {
+		serving = append(serving, "project", s.Settings.ProjectDir, "mode", s.Settings.ProjectMode)
+	}
+	s.Log.Info("serving", serving...)
 	s.Go(func(ctx context.Context) { s.watcher.Run(ctx, s.hangups, s.rebuild) })
 	s.AfterAnswer(s.logMachine)
 	start := framed.Options{StartTimeout: s.Settings.StartWithin, Groups: s.groups(), Together: s.Together}
@@ -150,7 +157,10 @@ func (s *Server) Start() (*Options, error) {
 		Variables:  config.Inherited(s.Base.Project.Inherit...),
 		Version:    command.Version(),
 		AfterFirst: func() { close(s.answered) },
-		Log:        s.Log,
+		Layers: []Layer{{OnSessions: func(sessions *session.Manager) {
+			s.AfterAnswer(func(ctx context.Context) { sessions.KeepRoom(ctx, isShortOfMemory) })
+		}}},
+		Log: s.Log,
 	}, nil
 }
 

@@ -182,7 +182,7 @@ func (m *Manager) isFull(principal string) (most int, isFull bool) {
 func (m *Manager) full(principal string, most int) error {
 	full := &call.FullError{Max: most}
 	for key, s := range m.sessions {
-		if len(s.members) > 0 && len(s.queue) == 0 && key.Principal == principal {
+		if len(s.members) > 0 && len(s.queue) == s.settling && key.Principal == principal {
 			full.Idle = append(full.Idle, call.IdleSession{ID: key.ID, Env: s.environments(), Idle: time.Since(s.used)})
 		}
 	}

@@ -702,3 +702,39 @@ func TestClose_AnswersEveryCall(t *testing.T) {
 		}
 	})
 }
+
+// If the machine is short of memory, the session that has been idle for longest ends, one at a time, and
+// its next call is told. One that was used in the last minute, or runs a call, stays.
+func TestKeepRoom_EndsTheLongestIdle(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		short := false
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go f.KeepRoom(ctx, func() bool { return short })
+		f.in("oldest", "x=1; echo $x", "1\n")
+		time.Sleep(time.Second)
+		f.in("older", "x=1; echo $x", "1\n")
+		time.Sleep(leastIdle + roomEvery)
+		f.in("fresh", "x=1; echo $x", "1\n")
+		live := func(want int) {
+			t.Helper()
+			synctest.Wait()
+			if got := len(f.List()); got != want {
+				t.Errorf("%d sessions are live, want %d", got, want)
+			}
+		}
+		live(3)
+		short = true
+		time.Sleep(roomEvery)
+		live(2)
+		time.Sleep(roomEvery)
+		live(1)
+		time.Sleep(roomEvery)
+		live(1)
+		short = false
+		time.Sleep(2 * leastIdle)
+		live(1)
+		f.in("fresh", "echo $x", "1\n")
+		restart(t, f.in("oldest", "echo none$x", "none\n"), call.Restart{Cause: call.NoMemory})
+	})
+}

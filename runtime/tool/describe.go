@@ -123,13 +123,14 @@ func (l listing) description() string {
 	text.WriteString(". Each call starts fresh")
 	if len(l.withSessions()) > 0 {
 		text.WriteString(" unless a session (any name) is given: calls with the same session ")
-		if l.SharedFiles {
-			text.WriteString("share files, and variables per env")
-		} else {
-			text.WriteString("and env share variables and files")
-		}
+		stay := ""
 		if l.KeptFiles {
-			text.WriteString("; its files are kept when it ends")
+			stay = ", which stay when it ends"
+		}
+		if l.SharedFiles {
+			text.WriteString("share files" + stay + ", and variables per env")
+		} else {
+			text.WriteString("and env share variables and files" + stay)
 		}
 	}
 	text.WriteString(". Images saved in /workspace/outputs are shown.\nenv is one of\n")

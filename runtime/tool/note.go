@@ -75,6 +75,8 @@ func restarted(why *call.Restart) remark {
 		rest = fmt.Sprintf("the earlier one ended after %g s idle", why.After.Seconds())
 	case call.Lifetime:
 		rest = fmt.Sprintf("the earlier one ended at its lifetime of %g s", why.After.Seconds())
+	case call.NoMemory:
+		rest = "the earlier one was idle, and ended because the machine was short of memory"
 	case call.Replaced:
 		rest = "the earlier one ended when the server was started again"
 	}
@@ -91,6 +93,8 @@ func (a answer) restored(files call.Restored) []remark {
 		was = restarted(a.result.Restart).rest
 	}
 	switch {
+	case files.UsedBy != "":
+		was = fmt.Sprintf("another server of this user (%s) has a session %q with its kept files; this one begins without them, and its own are not kept", files.UsedBy, a.call.Session)
 	case files.Removed:
 		was += "; its kept files were removed, because all kept files together need more than keep_mb"
 	case files.Lost != "":

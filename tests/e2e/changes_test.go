@@ -125,7 +125,7 @@ func TestChanges_WithoutAnOverlay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			state := t.TempDir()
-			c := start(t, append(variables, "XDG_STATE_HOME="+state)...)
+			c := start(t, append(variables, "XDG_STATE_HOME="+state, "XDG_RUNTIME_DIR="+t.TempDir(), "SESSION_KEEP_FILES=0")...)
 			in(c, "work", "bash", "echo > changes.patch; echo > /project/x")
 			c.CloseInput()
 			c.Wait(10 * time.Second)

@@ -210,7 +210,7 @@ func TestSoak(t *testing.T) {
 	)
 	calls := soak(t, few)
 	// What builds packages has its folders elsewhere.
-	cmd := command(t, fmt.Sprintf("SESSION_MAX=%d", most), "SESSION_IDLE_TIMEOUT=1", "XDG_RUNTIME_DIR="+t.TempDir(), "XDG_CACHE_HOME="+t.TempDir())
+	cmd := command(t, fmt.Sprintf("SESSION_MAX=%d", most), "SESSION_IDLE_TIMEOUT=1", "SESSION_KEEP_FILES=0", "XDG_RUNTIME_DIR="+t.TempDir(), "XDG_CACHE_HOME="+t.TempDir())
 	home := ""
 	for _, variable := range cmd.Env {
 		if value, ok := strings.CutPrefix(variable, "HOME="); ok {

@@ -145,28 +145,34 @@ func TestKeep_SurvivesIdleTime(t *testing.T) {
 	}
 }
 
-// Nothing is written unless it is asked for.
-func TestKeep_IsOffByDefault(t *testing.T) {
+// The default server keeps the files of sessions, if it has a folder for them, and SESSION_KEEP_FILES=0
+// turns that off: then nothing is written.
+func TestKeep_IsOnByDefault(t *testing.T) {
 	t.Parallel()
-	for name, variables := range map[string][]string{"unset": nil, "off": {"SESSION_KEEP_FILES=0"}} {
-		t.Run(name, func(t *testing.T) {
-			home := t.TempDir()
-			for _, state := range []string{"", "XDG_STATE_HOME=" + filepath.Join(home, "state")} {
-				c := start(t, append(variables, "HOME="+home, state)...)
-				in(c, "s", "bash", "echo 1 >f")
-				expect(t, in(c, "s", "bash", "cat f"), "1\n")
-				end(t, c)
-				c = start(t, append(variables, "HOME="+home, state)...)
-				expectError(t, in(c, "s", "bash", "cat f"), "No such file")
-				end(t, c)
+	for _, isOn := range []bool{true, false} {
+		t.Run(fmt.Sprint(isOn), func(t *testing.T) {
+			home, runtime := t.TempDir(), "XDG_RUNTIME_DIR="+t.TempDir()
+			variables := []string{"HOME=" + home, "XDG_STATE_HOME=", "SESSION_KEEP_FILES="}
+			if !isOn {
+				variables[2] += "0"
 			}
-			for _, folder := range []string{"state", ".local"} {
-				if _, err := os.Lstat(filepath.Join(home, folder)); !os.IsNotExist(err) {
-					t.Errorf("%s: %v", folder, err)
-				}
+			c := start(t, append(variables, runtime)...)
+			in(c, "s", "bash", "echo 1 >f")
+			expect(t, in(c, "s", "bash", "cat f"), "1\n")
+			end(t, c)
+			c = start(t, append(variables, runtime)...)
+			if got := strings.HasPrefix(in(c, "s", "bash", "cat f").Text(), "1\n"); got != isOn {
+				t.Errorf("kept: %v", got)
+			}
+			end(t, c)
+			if _, err := os.Lstat(filepath.Join(home, ".local")); (err == nil) != isOn {
+				t.Errorf("its folder: %v", err)
 			}
 		})
 	}
+	c := start(t, "HOME=", "XDG_STATE_HOME=", "XDG_RUNTIME_DIR="+t.TempDir())
+	expect(t, in(c, "s", "bash", "echo 1"), "1\n")
+	patience.Until(t, "the log says that files are not kept", func() bool { return strings.Contains(c.Log(), "the files of sessions are not kept") })
 }
 
 // generation is code that changes many files, in ways that differ between the calls, and
@@ -253,11 +259,16 @@ func TestKeep_HasOneWriter(t *testing.T) {
 	project := sample(t, "project")
 	first, second := keeping(t, state, "PROJECT_DIR="+project), keeping(t, state)
 	in(first, "s", "bash", "echo first >f")
-	expectError(t, in(second, "s", "bash", "cat f"),
-		fmt.Sprintf(`session "s" and its kept files are in use by another server of this user (process %d, project %s): use another session id, or end that server`, first.PID(), project))
-	expect(t, in(second, "s2", "bash", "ls -A"), "outputs\n")
+	want := fmt.Sprintf("other\n[new session: another server of this user (process %d, project %s) has a session \"s\" with its kept files; this one begins without them, and its own are not kept]", first.PID(), project)
+	if answer := in(second, "s", "bash", "echo other >f; cat f"); answer.Text() != want {
+		t.Errorf("answer %q, want %q", answer.Text(), want)
+	}
+	expect(t, in(second, "s", "python", "print(open('f').read(), end='')"), "other\n")
 	expect(t, in(first, "s", "bash", "cat f"), "first\n")
 	end(t, first)
+	expect(t, in(second, "s", "bash", "cat f"), "other\n")
+	end(t, second)
+	second = keeping(t, state)
 	if answer := in(second, "s", "bash", "cat f"); answer.IsError || !strings.HasPrefix(answer.Text(), "first\n") {
 		t.Errorf("answer %q", answer.Text())
 	}

@@ -290,7 +290,7 @@ func TestPackages_Refusals(t *testing.T) {
 	// It is among the names of the package set, and is no package.
 	expectError(t, built(t, c, mcptest.Arguments{Env: "sh+release", Code: "true"}), `there is no package "release"`)
 	expectError(t, built(t, c, mcptest.Arguments{Env: "python+ffmpeg", Code: "1"}),
-		"env \"python+ffmpeg\" could not be built: tell the user what Nix said, or do without\nerror: debpkgs: ffmpeg is not supported")
+		"env \"python+ffmpeg\" could not be built: tell the user what Nix said, or do without\nerror: debpkgs: ffmpeg is not one of the packages of Debian")
 	answer := built(t, c, mcptest.Arguments{Env: "python+psutil", Code: "1"})
 	expectError(t, answer, "more than max_closure_mb of [on_demand] allows: name fewer or smaller packages, or ask the user to raise it")
 	if !regexp.MustCompile(`^env "python\+psutil" would take [0-9.]+ MB, more`).MatchString(answer.Text()) {

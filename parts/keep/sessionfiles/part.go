@@ -32,7 +32,7 @@ const allEnvs = "*"
 // two saves never overlap. Each agent compares with its own last copy, so a call may save
 // once more what another sandbox has saved, but never misses a change.
 func NewPart(files *store.Store, log *slog.Logger) session.Part {
-	return &part{store: files, log: log, inUse: map[store.Key]*kept{}}
+	return &part{store: files, log: log, inUse: map[store.Key]*kept{}, without: map[store.Key]int{}}
 }
 
 type part struct {
@@ -41,6 +41,8 @@ type part struct {
 
 	mu    sync.Mutex
 	inUse map[store.Key]*kept
+	// without counts the sandboxes of live sessions that keep no files, because another server has them.
+	without map[store.Key]int
 }
 
 // kept are the files of a live session. The part's mutex protects all fields but files.
@@ -65,7 +67,16 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 	if s.Call.From != "" || s.Former != nil && !p.has(key) {
 		return next(ctx, s)
 	}
+	if p.isWithout(key) {
+		return p.startWithout(ctx, key, s, next)
+	}
 	k, isFirst, err := p.take(key)
+	var inUse *store.InUseError
+	if errors.As(err, &inUse) {
+		holder := strings.TrimSuffix(fmt.Sprintf("process %d, %s", inUse.Holder.PID, inUse.Holder.About), ", ")
+		s.Notes = append(s.Notes, call.Restored{UsedBy: holder})
+		return p.startWithout(ctx, key, s, next)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +86,42 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 		return nil, err
 	}
 	return &member{Member: begun, part: p, kept: k}, nil
+}
+
+// startWithout starts a sandbox of a session whose files another server has. Clients often choose the
+// same name, so that a refusal would meet many of them.
+func (p *part) startWithout(ctx context.Context, key store.Key, s *session.Start, next session.StartFunc) (session.Member, error) {
+	begun, err := next(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.without[key]++
+	return &memberWithout{begun, p, key}, nil
+}
+
+func (p *part) isWithout(key store.Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.without[key] > 0
+}
+
+// memberWithout is a sandbox of a session that keeps no files.
+type memberWithout struct {
+	session.Member
+	part *part
+	key  store.Key
+}
+
+// End implements [session.Member].
+func (m *memberWithout) End(why call.Cause) {
+	m.Member.End(why)
+	m.part.mu.Lock()
+	defer m.part.mu.Unlock()
+	if m.part.without[m.key]--; m.part.without[m.key] == 0 {
+		delete(m.part.without, m.key)
+	}
 }
 
 // startWithFiles starts a sandbox and restores the files in it. The session's first sandbox has them
@@ -175,10 +222,6 @@ func (p *part) take(key store.Key) (k *kept, isFirst bool, err error) {
 		p.mu.Unlock()
 		files, err := acquire(p.store, key)
 		p.mu.Lock()
-		var inUse *store.InUseError
-		if errors.As(err, &inUse) {
-			return nil, false, &call.InUseError{Session: key.Session, PID: inUse.Holder.PID, About: inUse.Holder.About}
-		}
 		if err != nil {
 			return nil, false, err
 		}

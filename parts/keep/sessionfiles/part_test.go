@@ -1,10 +1,11 @@
 package sessionfiles_test
 
 import (
-	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -73,11 +74,15 @@ func TestPart_ALaterSessionHasTheFiles(t *testing.T) {
 	folder := t.TempDir()
 	first := newServer(t, folder)
 	first.want("", "x=1; echo text >f")
-	// Another server waits until the session has ended.
+	// A session of another server goes on without them until it has ended.
 	second := newServer(t, folder)
-	var inUse *call.InUseError
-	if _, err := second.in(":"); !errors.As(err, &inUse) || inUse.PID != os.Getpid() {
-		t.Errorf("beside another server: %v", err)
+	beside := newServer(t, folder)
+	result := beside.want("none\n", "cat f; echo none; echo other >f")
+	if restored := call.Find[call.Restored](result.Notes); restored == nil || !strings.HasPrefix(restored.UsedBy, fmt.Sprintf("process %d", os.Getpid())) {
+		t.Errorf("beside another server: %+v", result.Notes)
+	}
+	if result := beside.want("other\n", "cat f", "jq"); call.Find[call.Restored](result.Notes) != nil {
+		t.Errorf("the larger sandbox beside another server has the notes %+v", result.Notes)
 	}
 	// The larger sandbox has the files of the same session.
 	first.want("text\n", "cat f; echo more >g", "jq")
@@ -85,7 +90,9 @@ func TestPart_ALaterSessionHasTheFiles(t *testing.T) {
 		t.Errorf("where the sandbox dies: %+v, %v", result.Notes, err)
 	}
 	first.Close()
-	result := second.want("text\nmore\nnone\n", "cat f; cat g; echo none$x")
+	beside.want("other\n", "cat f", "jq")
+	beside.Close()
+	result = second.want("text\nmore\nnone\n", "cat f; cat g; echo none$x")
 	if restored := call.Find[call.Restored](result.Notes); restored == nil || restored.Files != 2 || restored.Lost != "" {
 		t.Errorf("notes %+v", result.Notes)
 	}
