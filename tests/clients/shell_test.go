@@ -366,3 +366,30 @@ func TestShell_KeepsClientsApart(t *testing.T) {
 		t.Errorf("the marks are %v", marks)
 	}
 }
+
+// A client starts its server in the folder in which it was started, and the server shows that folder.
+func TestInstall_ShowsWhereOneWorks(t *testing.T) {
+	given(t)
+	for _, a := range agents {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			d := prepareDesktop(t)
+			m := startModel(t, "true")
+			a.settings(t, d.setup, m)
+			log := filepath.Join(t.TempDir(), "log")
+			server := filepath.Join(d.programs, "server")
+			must.Write(t, server, fmt.Sprintf("#!/bin/sh\necho \"$PWD $PROJECT_DIR\" >>%q\nexec %q \"$@\"\n", log, d.server), 0o700)
+			d.do(t, d.server, "client-config", a.name, "--install")
+			for _, name := range []string{".claude.json", ".codex/config.toml", ".gemini/settings.json", ".config/opencode/opencode.json"} {
+				path := filepath.Join(d.home, name)
+				if text, err := os.ReadFile(path); err == nil {
+					must.Write(t, path, regexp.MustCompile(`"[^"]*/bin/nix-sandbox-mcp"`).ReplaceAllString(string(text), `"`+server+`"`), 0o600)
+				}
+			}
+			d.ask(t, a, m)
+			if text := string(must.Get(os.ReadFile(log))(t)); !strings.HasPrefix(text, d.project+" .\n") {
+				t.Errorf("the server was started with %q, and the project is %s", text, d.project)
+			}
+		})
+	}
+}

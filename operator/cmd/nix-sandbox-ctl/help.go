@@ -23,8 +23,8 @@ PROJECT_USE_FLAKE          1: the project's devShells.default is an environment
 NIX_SANDBOX_INBOX          folder of files for the code, at /inbox in every sandbox, to read
 NIX_SANDBOX_OUTPUTS        folder to which files from /workspace/outputs are copied
 NIX_SANDBOX_CDI            folders of specifications of devices, with colons between them
-SESSION_IDLE_TIMEOUT       seconds until an unused session ends (300)
-SESSION_MAX_LIFETIME       seconds until a session ends (3600)
+SESSION_IDLE_TIMEOUT       seconds until an unused session ends (28800 in the default server, else 300)
+SESSION_MAX_LIFETIME       seconds until a session ends (604800 in the default server, else 3600)
 SESSION_MAX                how many sessions there may be at once (64; over HTTP 1024)
 SESSION_KEEP_FILES         1: the files of a session are kept after its end
 NIX_SANDBOX_CONFIG         TOML file, in place of yours and of the server's own
