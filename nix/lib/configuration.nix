@@ -10,7 +10,7 @@
 #     top           the words that name the whole
 #     environment   the options of an environment
 #     example       what to add if there is no environment at all
-#     checking      whether nothing is made of it: then it may have what a server at its
+#     checking      whether it is only checked: then it may have what a server at its
 #                   start has no programs for; false if left out
 #   }
 {

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What Nix does with a configuration for a user: check is `nix-sandbox-mcp doctor FILE`, which builds
-# nothing, and add is `nix-sandbox-mcp add-env`. The wrapper sources this after start.sh.
+# What Nix does with a configuration for a user: check is `nix-sandbox-mcp doctor FILE`, which only
+# reads it, and add is `nix-sandbox-mcp add-env`. The wrapper sources this after start.sh.
 
 # reading WHAT: tells a terminal, because Nix takes seconds to evaluate a package set for the first
 # time. Without WHAT, that line goes.

@@ -176,6 +176,7 @@ func (s *site) handler() http.Handler {
 		"GET /images/{server}/{call}/{file}": s.image,
 		"GET /patches/{id}":                  s.patch,
 		"POST /apply":                        s.apply,
+		"POST /discard":                      s.discard,
 		"POST /answer":                       s.answer,
 		"POST /forward":                      s.forward,
 	} {

@@ -408,18 +408,25 @@ const showPatch = async (p) => {
     button.addEventListener("click", async () => {
       button.disabled = true;
       const done = await post("apply", { id: p.id, sum, paths });
-      const { written, deleted, refused } = done?.ok ? await done.json() : {};
-      place.textContent = done?.ok ? text(`applied: ${written} written, ${deleted} deleted`, refused.length && `apply these by themselves: ${plain(refused.join(", "))}`)
+      const { written, deleted, refused, conflicts } = done?.ok ? await done.json() : {};
+      place.textContent = done?.ok ? text(`applied: ${written} written, ${deleted} deleted`, refused.length && `apply these by themselves: ${plain(refused.join(", "))}`, ...conflicts.map((one) => `not applied: ${plain(one)}`))
         : plain(done ? await done.text() : "The page's program did not answer.");
       button.hidden = done?.ok ?? false;
       button.disabled = false;
     });
     return button;
   };
+  const discard = make("button", "", "Discard");
+  discard.type = "button";
+  discard.addEventListener("click", async () => {
+    const done = await post("discard", { id: p.id, sum });
+    if (done?.ok) return hidePatch();
+    place.textContent = plain(done ? await done.text() : "The page's program did not answer.");
+  });
   const place = make("span", "facts");
   const title = make("h2", "", `${plain(p.session)} changed ${plain(p.project.replace(/.*\/(?=.)/, ""))}`);
   title.title = plain(p.project);
-  find("patch").replaceChildren(title, apply("Apply all ordinary files", [], place), close, place, note, ...files.map((file) => {
+  find("patch").replaceChildren(title, apply("Apply all ordinary files", [], place), discard, close, place, note, ...files.map((file) => {
     const place = make("span", "facts"), lines = hunks(file.text);
     const text = file.text ? make("pre", "", ...lines.slice(0, mostLines).map(patchLine), lines.length > mostLines ? `${lines.length - mostLines} more lines` : "") : make("p", "facts", "not shown: it is binary, or there is no room");
     const details = make("details", "", make("summary", "", ...visible(file.name), " ", make("span", "facts", `${file.kind}, +${file.added} −${file.deleted}`)), text, apply("Apply this file", [file.name], place), place);

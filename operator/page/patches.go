@@ -50,7 +50,7 @@ func (s *site) patches() []patchOf {
 	list := []patchOf{}
 	entries, _ := changes.List(s.changes) // `changes` says what is damaged
 	for _, entry := range entries {
-		if !entry.IsApplied() && len(list) < maxPatches {
+		if !entry.IsDone() && len(list) < maxPatches {
 			list = append(list, patchOf{entry.ID, entry.Sum, entry.Session, entry.Env, entry.Project, entry.Summary.Files() - entry.Summary.Caches})
 		}
 		entry.Close()
@@ -184,9 +184,33 @@ func (s *site) apply(w http.ResponseWriter, r *http.Request) {
 	if applied.Left == 0 {
 		_ = entry.MarkApplied() // else the list shows it again
 	}
-	refused := []string{}
+	refused, conflicts := []string{}, []string{}
 	for _, one := range applied.Refused {
 		refused = append(refused, one.Path)
 	}
-	writeJSON(w, map[string]any{"written": len(applied.Written), "deleted": len(applied.Deleted), "refused": refused})
+	for _, one := range applied.Conflicts {
+		conflicts = append(conflicts, one.Path+": "+one.Reason)
+	}
+	writeJSON(w, map[string]any{"written": len(applied.Written), "deleted": len(applied.Deleted), "refused": refused, "conflicts": conflicts})
+}
+
+// discard takes a patch that the user does not want from the list.
+func (s *site) discard(w http.ResponseWriter, r *http.Request) {
+	var what struct {
+		ID  string `json:"id"`
+		Sum string `json:"sum"`
+	}
+	if !read(w, r, &what) {
+		return
+	}
+	entry, err := s.open(what.ID, what.Sum)
+	if err == nil {
+		defer entry.Close()
+		err = entry.MarkDiscarded()
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }

@@ -147,7 +147,7 @@ const bubblewrap = "bwrap: "
 
 func (o *opening) isOfBubblewrap() bool { return string(o.head) == bubblewrap }
 
-// unstarted says what sandboxes lack here, or returns nil if that is nothing.
+// unstarted says what sandboxes lack here; nil if they lack no needed thing.
 func (c chosen) unstarted() error {
 	for _, f := range machine.Check(context.Background(), []registry.Environment{c.Environment}) {
 		if f.Needed && !f.OK {

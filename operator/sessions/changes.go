@@ -34,35 +34,38 @@ import (
 
 // Changes lists, shows and applies what sessions changed in projects.
 func Changes(std cli.Streams) *cobra.Command {
-	var stat, patch, apply, everything, asJSON bool
+	var stat, patch, apply, everything, picking, discard, asJSON bool
 	var env string
 	cmd := &cobra.Command{
 		Use:   "changes [SESSION [PATH]...]",
 		Short: "List, show and apply what sessions changed in the project",
 		Long: "List the sessions that changed a project which is an overlay (PROJECT_MODE=overlay), those of\n" +
 			"servers that have ended too. With a session, show what it changed, or apply it to the project.\n\n" +
-			"--apply writes text files with the names of source code, prose and data, all of them or none.\n" +
-			"Files that git ignores and caches are left out. Everything else is refused unless its own path is\n" +
-			"given, or --all after a look at the patch: binary and executable files, links, names that begin with a dot, and files that configure or\n" +
-			"build, such as Makefile, package.json or CLAUDE.md. A file that has changed in the project is\n" +
-			"merged by git, or nothing is applied. ID@DIGEST, which is shown with a patch, applies that patch\n" +
-			"and no later one.",
+			"--apply writes text files with the names of source code, prose and data. Files that git ignores\n" +
+			"and caches are left out. Everything else is refused unless its own path is given, or --all after\n" +
+			"a look at the patch: binary and executable files, links, names that begin with a dot, and files\n" +
+			"that configure or build, such as Makefile, package.json or CLAUDE.md. A file that has changed in\n" +
+			"the project is merged by git, or left out. ID@DIGEST, which is shown with a patch, applies that\n" +
+			"patch and no later one.\n\n" +
+			"--pick shows each file, and asks what to apply of it. --discard takes the patch from the list,\n" +
+			"until the session changes more.",
 		Example: "  " + cli.Program + " changes\n" +
 			"  " + cli.Program + " changes work\n" +
 			"  " + cli.Program + " changes work --apply\n" +
 			"  " + cli.Program + " changes work --apply src package.json\n" +
-			"  " + cli.Program + " changes work --apply --all",
+			"  " + cli.Program + " changes work --apply --all\n" +
+			"  " + cli.Program + " changes work --pick",
 		Args: func(cmd *cobra.Command, args []string) error {
 			given := 0
-			for _, flag := range []bool{stat, patch, apply, asJSON} {
+			for _, flag := range []bool{stat, patch, apply, picking, discard, asJSON} {
 				if flag {
 					given++
 				}
 			}
 			switch {
 			case given > 1:
-				return command.Misuse("--stat, --patch, --apply and --json cannot be given together", cli.SeeHelp(cmd))
-			case len(args) == 0 && (stat || patch || apply):
+				return command.Misuse("--stat, --patch, --apply, --pick, --discard and --json cannot be given together", cli.SeeHelp(cmd))
+			case len(args) == 0 && (stat || patch || apply || picking || discard):
 				return command.Misuse("changes needs a session", "use one that "+cmd.CommandPath()+" lists")
 			case len(args) > 0 && asJSON:
 				return command.Misuse("--json is for the list of sessions", "leave out "+args[0])
@@ -102,6 +105,14 @@ func Changes(std cli.Streams) *cobra.Command {
 			switch {
 			case apply:
 				return applyChanges(ctx, std, entry, args[1:], everything)
+			case picking:
+				return pickChanges(ctx, std, entry)
+			case discard:
+				if err := entry.MarkDiscarded(); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(std.Out, "discarded: %s changes %s shows it for 30 days\n", cli.Program, format.Plain(entry.ID))
+				return err
 			case stat:
 				err = writeStat(std.Out, entry)
 			case patch:
@@ -117,14 +128,17 @@ func Changes(std cli.Streams) *cobra.Command {
 	cmd.Flags().BoolVar(&patch, "patch", false, "write the patch, for git apply")
 	cmd.Flags().BoolVar(&apply, "apply", false, "apply it to the project, or these paths of it")
 	cmd.Flags().BoolVar(&everything, "all", false, "with --apply: also what is refused without its path, once you have seen the patch")
+	cmd.Flags().BoolVar(&picking, "pick", false, "ask for each file whether to apply it, or which hunks of it")
+	cmd.Flags().BoolVar(&discard, "discard", false, "take the patch from the list")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write the list as JSON: an array of objects")
 	return cmd
 }
 
 // changesRow is the schema of changes --json.
 type changesRow struct {
-	ID      string `json:"id"`
-	Applied bool   `json:"applied"`
+	ID        string `json:"id"`
+	Applied   bool   `json:"applied"`
+	Discarded bool   `json:"discarded"`
 	changes.Head
 }
 
@@ -134,7 +148,7 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 	if asJSON {
 		rows := []changesRow{}
 		for _, entry := range entries {
-			rows = append(rows, changesRow{entry.ID, entry.IsApplied(), entry.Head})
+			rows = append(rows, changesRow{entry.ID, entry.IsApplied(), entry.IsDiscarded(), entry.Head})
 		}
 		return format.JSON(w, rows)
 	}
@@ -142,8 +156,8 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 		fmt.Fprintln(w, "no session has changed a project")
 		return nil
 	}
-	if entries = slices.DeleteFunc(entries, (*changes.Entry).IsApplied); len(entries) == 0 {
-		fmt.Fprintln(w, "all changes are applied")
+	if entries = slices.DeleteFunc(entries, (*changes.Entry).IsDone); len(entries) == 0 {
+		fmt.Fprintln(w, "all changes are applied or discarded")
 		return nil
 	}
 	var rows [][]string
@@ -383,25 +397,31 @@ func applyChanges(ctx context.Context, std cli.Streams, entry *changes.Entry, pa
 			}
 		}
 	}
-	var applied *changes.Applied
-	var err error
 	if all {
-		applied, err = changes.ApplyAll(ctx, entry)
-	} else {
-		applied, err = changes.Apply(ctx, entry, paths)
+		applied, err := changes.ApplyAll(ctx, entry)
+		return report(std, entry, applied, err)
 	}
+	applied, err := changes.Apply(ctx, entry, paths)
+	return report(std, entry, applied, err)
+}
+
+// report says what was applied of a patch, and what was not.
+func report(std cli.Streams, entry *changes.Entry, applied *changes.Applied, err error) error {
+	see := fmt.Sprintf("see it with %s changes %s", cli.Program, format.Plain(entry.ID))
+	byHand := fmt.Sprintf("take what conflicts by hand: %s changes %s --patch", cli.Program, format.Plain(entry.ID))
 	var conflict *changes.ConflictError
 	var unknown *changes.UnknownPathError
 	out, log := terminal.Visible(std.Out), terminal.Visible(std.Err)
 	switch {
 	case errors.As(err, &conflict):
 		writeRefusals(log, "conflict", conflict.Files)
-		return &config.Error{Problem: err.Error(), Hint: see + ", and give the paths to apply"}
+		return &config.Error{Problem: err.Error(), Hint: byHand}
 	case errors.As(err, &unknown):
 		return &config.Error{Problem: err.Error(), Hint: see + " --stat"}
 	case err != nil:
 		return err
 	}
+	writeRefusals(log, "conflict", applied.Conflicts)
 	writeRefusals(log, "refused", applied.Refused)
 	if n := len(applied.Ignored); n > 0 {
 		fmt.Fprintf(log, "left out: %d that git ignores, such as %s\n", n, gitpatch.Quote(applied.Ignored[0]))
@@ -429,6 +449,9 @@ func applyChanges(ctx context.Context, std cli.Streams, entry *changes.Entry, pa
 		fmt.Fprintf(out, ", %d refused: give their paths, or see the patch and use --all", n)
 	}
 	fmt.Fprintln(out)
+	if n := len(applied.Conflicts); n > 0 {
+		return &config.Error{Problem: format.Count(n, "file conflicts with what the project has, and was left as it is", "files conflict with what the project has, and were left as they are"), Hint: byHand}
+	}
 	if applied.Left == 0 {
 		return entry.MarkApplied()
 	}

@@ -45,7 +45,7 @@ type execution struct {
 	named     bool // the user named the session, which may be of any server
 }
 
-// Exec runs a command in a session of a running server, and starts one if none runs.
+// Exec runs a command in a session of a running server, which it starts if necessary.
 func Exec(std cli.Streams) *cobra.Command {
 	var e execution
 	cmd := &cobra.Command{

@@ -287,7 +287,7 @@ func (c Config) Complete(session registry.Session, project registry.Project) (Co
 	if c.ProjectDir, err = Folder(c.ProjectDir); err != nil {
 		return Config{}, &Error{fmt.Sprintf("%s is %v", setting, err), hint}
 	}
-	// Nobody chose a folder by its name: a client was started there.
+	// The user named no folder, and started a client there.
 	if home, _ := os.UserHomeDir(); isHere && (c.ProjectDir == "/" || c.ProjectDir == filepath.Clean(home)) {
 		c.ProjectDir, c.NoProject = "", c.ProjectDir
 	}

@@ -197,8 +197,8 @@ func TestChanges_MakeTheTestsPassOnTheHost(t *testing.T) {
 	}
 }
 
-// What needs a name of its own is refused, and the rest is applied. Where the project has
-// other changes, nothing is.
+// What needs a name of its own is refused, and so is what conflicts with the project's own changes. The rest
+// is applied.
 func TestChanges_ApplyRefuses(t *testing.T) {
 	project, state := sample(t, "a project"), t.TempDir()
 	c := start(t, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
@@ -214,7 +214,8 @@ func TestChanges_ApplyRefuses(t *testing.T) {
 	original := must.Get(os.ReadFile(words))(t)
 	must.Do(t, os.WriteFile(words, []byte("changed on the host\n"), 0o644))
 	before := tree(t, project)
-	for _, args := range [][]string{nil, {"."}, {"words.py"}} {
+	// Here it is alone, or beside what is refused.
+	for _, args := range [][]string{{"words.py"}, {"words.py", "sub"}} {
 		if _, errs, status := changesCommand(t, state, append([]string{"s", "--apply"}, args...)...); status != 1 || !strings.Contains(errs, "conflict: words.py: it has changed in the project") {
 			t.Errorf("a file that changed: status %d:\n%s", status, errs)
 		}
@@ -222,6 +223,16 @@ func TestChanges_ApplyRefuses(t *testing.T) {
 	if diff := cmp.Diff(before, tree(t, project)); diff != "" {
 		t.Errorf("the project changed:\n%s", diff)
 	}
+	for _, args := range [][]string{nil, {"."}} {
+		out, errs, status := changesCommand(t, state, append([]string{"s", "--apply"}, args...)...)
+		if status != 1 || !strings.Contains(errs, "conflict: words.py: it has changed in the project") || !strings.Contains(out, "applied to ") {
+			t.Errorf("a file that changed, beside others: status %d:\n%s%s", status, out, errs)
+		}
+	}
+	if got := must.Get(os.ReadFile(words))(t); string(got) != "changed on the host\n" {
+		t.Errorf("words.py became %q", got)
+	}
+	must.Do(t, os.Remove(filepath.Join(project, "new.py")))
 	must.Do(t, os.WriteFile(words, original, 0o644))
 	refused := []string{".github/workflows/ci.yml", "sub/.claude/settings.json", ".envrc", "flake.nix", "leaves", "stays", "plain", "data.csv", "run.sh"}
 	out, errs, status := changesCommand(t, state, "s", "--apply")
@@ -333,8 +344,11 @@ func TestChanges_AreMerged(t *testing.T) {
 	if _, errs, status := changesCommand(t, state, "s", "--apply"); status != 1 || !strings.Contains(errs, "numbers.txt: it has changed in the project since the session saw it, in the same lines") {
 		t.Errorf("a conflict: status %d: %s", status, errs)
 	}
-	if _, err := os.Lstat(filepath.Join(project, "new.txt")); err == nil {
-		t.Error("a part was applied")
+	if _, err := os.Lstat(filepath.Join(project, "new.txt")); err != nil {
+		t.Error("the conflict of one file stopped the others")
+	}
+	if got := must.Get(os.ReadFile(file))(t); string(got) != conflict {
+		t.Errorf("a file with a conflict became %q", got)
 	}
 	must.Do(t, os.WriteFile(file, []byte(strings.Replace(lines, "2", "two", 1)), 0o644))
 	if out, errs, status := changesCommand(t, state, "s", "--apply"); status != 0 || !strings.Contains(out, "merged: numbers.txt\n") {

@@ -121,6 +121,10 @@ func TestPage_AppliesPatches(t *testing.T) {
 	c.Run(mcptest.Arguments{Env: "bash", Session: "work", Code: "rm -f /project/Makefile; echo more >>/project/plan.txt"})
 	b.Await(`document.querySelectorAll("#patch details").length == 1`) // the other files are here already
 	b.Await(file("plan.txt", `textContent.includes("+more")`))
+	// One that is not wanted leaves the list.
+	b.Eval(`[...document.querySelectorAll("#patch > button")].find((one) => one.textContent == "Discard").click()`)
+	b.Await(`document.getElementById("patch").hidden && document.getElementById("patches").textContent.includes("No session has changed")`)
+	has("plan.txt", "beans\npeas\n")
 	if len(b.Errors) > 0 {
 		// A refusal is a response with status 409, which the browser reports.
 		for _, problem := range b.Errors {

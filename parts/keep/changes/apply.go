@@ -21,7 +21,7 @@ import (
 // Refusal says why a file is not applied.
 type Refusal struct{ Path, Reason string }
 
-// ConflictError reports files that cannot be applied. The project is unchanged.
+// ConflictError reports that no file can be applied. The project is unchanged.
 type ConflictError struct{ Files []Refusal }
 
 func (e *ConflictError) Error() string {
@@ -49,12 +49,14 @@ type Applied struct {
 	// because they are in folders of caches and of installed packages.
 	Refused         []Refusal
 	Ignored, Caches []string
-	// Left is the number of all files that were left out, without Caches.
+	// Conflicts were left out because what the project has now is in the way.
+	Conflicts []Refusal
+	// Left is the number of all files that were left out, wholly or in part, without Caches.
 	Left int
 }
 
-// Apply applies a patch to the project: all files that pass the policy, or none if one of
-// them conflicts or cannot be written, or if the context ends. With paths it applies these
+// Apply applies a patch to the project: all files that pass the policy and do not conflict with what the
+// project has now, or none if one cannot be written, or if the context ends. With paths it applies these
 // files, and the files below these folders if they pass. A file that is named by its own path
 // need not pass. The error is a [*ConflictError] or an [*UnknownPathError] if the
 // user can resolve it.
@@ -65,16 +67,22 @@ type Applied struct {
 // Each file is replaced in one step. If the process is killed, some files are as before and
 // the others are as the patch makes them; applying the patch again does the rest.
 func Apply(ctx context.Context, entry *Entry, paths []string) (*Applied, error) {
-	return apply(ctx, entry, paths, false)
+	return apply(ctx, entry, paths, nil, false)
 }
 
 // ApplyAll is [Apply] for a user who has looked at the whole patch: no file has to be named, and only
 // what git ignores and caches are left out.
 func ApplyAll(ctx context.Context, entry *Entry) (*Applied, error) {
-	return apply(ctx, entry, nil, true)
+	return apply(ctx, entry, nil, nil, true)
 }
 
-func apply(ctx context.Context, entry *Entry, paths []string, all bool) (*Applied, error) {
+// ApplyPicked is [Apply] for a user who has looked at each of these files: it applies them whole, or of those
+// with a list the hunks in it, by their places in [gitpatch.File.Hunks].
+func ApplyPicked(ctx context.Context, entry *Entry, picked map[string][]int) (*Applied, error) {
+	return apply(ctx, entry, slices.Sorted(maps.Keys(picked)), picked, false)
+}
+
+func apply(ctx context.Context, entry *Entry, paths []string, picked map[string][]int, all bool) (*Applied, error) {
 	project, err := filepath.EvalSymlinks(entry.Project)
 	if err != nil {
 		return nil, fmt.Errorf("open the project: %w", err)
@@ -95,7 +103,7 @@ func apply(ctx context.Context, entry *Entry, paths []string, all bool) (*Applie
 	}
 	defer unlock()
 	a := &applier{
-		ctx: ctx, project: project, root: root, tree: tree, entry: entry, all: all, result: &Applied{},
+		ctx: ctx, project: project, root: root, tree: tree, entry: entry, all: all, picked: picked, result: &Applied{},
 		known: map[string]bool{}, left: map[string]bool{}, links: map[string]bool{}, removed: map[string]fs.FileMode{},
 	}
 	for _, name := range paths {
@@ -119,9 +127,11 @@ func apply(ctx context.Context, entry *Entry, paths []string, all bool) (*Applie
 	if err := gitpatch.Read(entry.Patch(), a.plan); err != nil {
 		return nil, err
 	}
-	if len(a.conflicts) > 0 {
+	if len(a.conflicts) > 0 && len(a.operations)+len(a.result.Same) == 0 {
 		return nil, &ConflictError{a.conflicts}
 	}
+	a.result.Conflicts = a.conflicts
+	a.result.Left += len(a.conflicts)
 	return a.result, a.write()
 }
 
@@ -134,7 +144,8 @@ type applier struct {
 	git     *git  // nil if it is not installed
 	noGit   error // why
 	paths   []string
-	all     bool            // none has to be named
+	all     bool // none has to be named
+	picked  map[string][]int
 	known   map[string]bool // the elements of paths that the patch changes
 
 	left       map[string]bool // files that are refused, ignored or not asked for
@@ -316,8 +327,16 @@ func (a *applier) plan(file gitpatch.File) error {
 	if a.left[file.Name] {
 		return nil
 	}
+	if hunks := a.picked[file.Name]; hunks != nil && file.IsText() {
+		if len(hunks) < len(file.Hunks()) {
+			a.result.Left++
+		}
+		file = file.Only(hunks)
+	}
 	conflict := func(reason string) error {
 		a.conflicts = append(a.conflicts, Refusal{file.Name, reason})
+		// Neither is the first half of a link that becomes a file applied.
+		a.operations = slices.DeleteFunc(a.operations, func(o operation) bool { return o.name == file.Name })
 		return nil
 	}
 	if !a.known[file.Name] && a.entry.Summary.isDoubtful(file) {

@@ -358,7 +358,7 @@ func TestApply_InRepositoriesBelowAndAbove(t *testing.T) {
 	if !slices.Equal(applied.Ignored, []string{"below/a.md", "home.py", "secret.py"}) || !slices.Equal(applied.Written, []string{"a.md", "below/secret.py"}) {
 		t.Errorf("%+v", applied)
 	}
-	// Without git, nothing in a repository is taken for granted; what is named is applied.
+	// Without git, what is named in a repository is applied, and no other file.
 	t.Setenv("PATH", t.TempDir())
 	put(t, "x", project, "other")
 	again := patched(t, project, changes.Summary{}, map[string]change{"b.md": added("x\n")})
@@ -373,12 +373,56 @@ func TestApply_OfDoubtfulFiles(t *testing.T) {
 	project := t.TempDir()
 	put(t, "1\n2\n3\n", project, "fix.py")
 	entry := patched(t, project, changes.Summary{Doubtful: []string{"other.py"}, DoubtfulCount: 2}, map[string]change{"fix.py": fix, "new.py": added("x\n")})
-	var conflict *changes.ConflictError
-	if _, err := changes.Apply(t.Context(), entry, []string{"."}); !errors.As(err, &conflict) || len(conflict.Files) != 1 || conflict.Files[0].Path != "fix.py" {
-		t.Errorf("%v", err)
+	if applied := must.Get(changes.Apply(t.Context(), entry, []string{"."}))(t); len(applied.Conflicts) != 1 || applied.Conflicts[0].Path != "fix.py" || len(applied.Written) != 1 || applied.Left != 1 {
+		t.Errorf("%+v", applied)
 	}
-	if applied := must.Get(changes.Apply(t.Context(), entry, []string{"fix.py", "new.py"}))(t); len(applied.Written) != 2 {
+	if applied := must.Get(changes.Apply(t.Context(), entry, []string{"fix.py", "new.py"}))(t); len(applied.Written) != 1 || len(applied.Same) != 1 {
 		t.Errorf("named: %+v", applied)
+	}
+}
+
+// What the user picks is applied, hunk by hunk, and also to a file that has changed elsewhere meanwhile.
+func TestApply_OfHunks(t *testing.T) {
+	requireGit(t)
+	lines := func(change map[int]string) string {
+		var text strings.Builder
+		for i := range 60 {
+			if line := change[i]; line != "" {
+				fmt.Fprintln(&text, line)
+			} else {
+				fmt.Fprintln(&text, i)
+			}
+		}
+		return text.String()
+	}
+	before, after := lines(nil), lines(map[int]string{5: "five", 25: "twenty-five", 45: "forty-five"})
+	for name, test := range map[string]struct {
+		now, want string
+		wanted    []int
+	}{
+		"the middle":    {before, lines(map[int]string{25: "twenty-five"}), []int{1}},
+		"two":           {before, lines(map[int]string{5: "five", 45: "forty-five"}), []int{0, 2}},
+		"all":           {before, after, nil},
+		"beside others": {lines(map[int]string{35: "mine"}), lines(map[int]string{35: "mine", 45: "forty-five"}), []int{2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			project := t.TempDir()
+			put(t, before, project, "file.py")
+			for _, args := range [][]string{{"init", "-q"}, {"add", "file.py"}} {
+				cmd := exec.Command("git", args...)
+				cmd.Dir = project
+				must.Do(t, cmd.Run())
+			}
+			put(t, test.now, project, "file.py")
+			entry := patched(t, project, changes.Summary{}, map[string]change{"file.py": {text(before), text(after)}, "other.py": added("x\n")})
+			applied := must.Get(changes.ApplyPicked(t.Context(), entry, map[string][]int{"file.py": test.wanted}))(t)
+			if got := string(must.Get(os.ReadFile(filepath.Join(project, "file.py")))(t)); got != test.want {
+				t.Errorf("%+v\n%s", applied, cmp.Diff(test.want, got))
+			}
+			if left := map[bool]int{true: 1, false: 2}[test.wanted == nil]; applied.Left != left {
+				t.Errorf("%d files are left, want %d", applied.Left, left)
+			}
+		})
 	}
 }
 

@@ -313,7 +313,7 @@ func (r *Record) apply(ctx context.Context) (left []Refusal, err error) {
 	r.mu.Lock()
 	r.applied = r.head.Sum // of what is left
 	r.mu.Unlock()
-	return applied.Refused, nil
+	return append(applied.Conflicts, applied.Refused...), nil
 }
 
 func (r *Record) save(ctx context.Context, began time.Time) error {
@@ -510,34 +510,44 @@ func read(path string) (*Entry, error) {
 // Shown returns the sum of the patch of this sandbox that the user saw or applied last, or "" if
 // the user has seen none.
 func (e *Entry) Shown() string {
-	sum, _ := e.mark()
+	text, _ := readSmall(e.shownFile())
+	sum, _, _ := strings.Cut(string(text), " ")
 	return sum
 }
 
-// IsApplied reports whether the user has applied all of this patch.
-func (e *Entry) IsApplied() bool {
-	sum, applied := e.mark()
-	return applied && sum == e.Sum
-}
+// IsApplied reports whether the user has applied all of this patch, and IsDiscarded whether the user does
+// not want it.
+func (e *Entry) IsApplied() bool   { return e.isMarked(appliedMark) }
+func (e *Entry) IsDiscarded() bool { return e.isMarked(discardedMark) }
 
-// MarkShown notes that a user has seen the patch, MarkApplied that it is applied.
+// IsDone reports whether the user has decided about all of this patch.
+func (e *Entry) IsDone() bool { return e.IsApplied() || e.IsDiscarded() }
+
+// MarkShown notes that a user has seen the patch, MarkApplied that it is applied, and MarkDiscarded that it is
+// not wanted.
 func (e *Entry) MarkShown() error {
-	if e.IsApplied() {
+	if e.IsDone() {
 		return nil
 	}
-	return os.WriteFile(e.shownFile(), []byte(e.Sum), 0o600)
+	return e.setMark("")
 }
 
-func (e *Entry) MarkApplied() error {
-	return os.WriteFile(e.shownFile(), []byte(e.Sum+appliedMark), 0o600)
+func (e *Entry) MarkApplied() error   { return e.setMark(appliedMark) }
+func (e *Entry) MarkDiscarded() error { return e.setMark(discardedMark) }
+
+// These follow the sum of a patch that the user has decided about.
+const (
+	appliedMark   = " applied"
+	discardedMark = " discarded"
+)
+
+func (e *Entry) setMark(mark string) error {
+	return os.WriteFile(e.shownFile(), []byte(e.Sum+mark), 0o600)
 }
 
-// appliedMark follows the sum of a patch that is applied.
-const appliedMark = " applied"
-
-func (e *Entry) mark() (sum string, applied bool) {
+func (e *Entry) isMarked(mark string) bool {
 	text, _ := readSmall(e.shownFile())
-	return strings.CutSuffix(string(text), appliedMark)
+	return string(text) == e.Sum+mark
 }
 
 func (e *Entry) shownFile() string { return strings.TrimSuffix(e.file.Name(), suffix) + shownSuffix }

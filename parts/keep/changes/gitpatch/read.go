@@ -125,6 +125,27 @@ func (f File) NewLines() iter.Seq[[]byte] {
 	}
 }
 
+// Hunks returns the changes of lines one by one, as they are in the patch.
+func (f File) Hunks() []string {
+	var hunks []string
+	for _, hunk := range f.patch.TextFragments {
+		hunks = append(hunks, hunk.String())
+	}
+	return hunks
+}
+
+// Only returns the change with those of its hunks that are wanted, by their places in [File.Hunks]. What it
+// makes has no name: AfterID is empty.
+func (f File) Only(wanted []int) File {
+	patch := *f.patch
+	patch.TextFragments = nil
+	for _, i := range wanted {
+		patch.TextFragments = append(patch.TextFragments, f.patch.TextFragments[i])
+	}
+	f.patch, f.AfterID = &patch, ""
+	return f
+}
+
 // Apply makes the content after the change of the one before. It returns an error unless
 // both are exactly the contents of the change.
 func (f File) Apply(before []byte) ([]byte, error) {
@@ -138,7 +159,7 @@ func (f File) Apply(before []byte) ([]byte, error) {
 	if err := gitdiff.Apply(&after, bytes.NewReader(before), f.patch); err != nil {
 		return nil, fmt.Errorf("apply the patch of %s: %w", Quote(f.Name), err)
 	}
-	if (State{Mode: f.After, Content: after.Bytes()}).ID() != f.AfterID {
+	if f.AfterID != "" && (State{Mode: f.After, Content: after.Bytes()}).ID() != f.AfterID {
 		return nil, fmt.Errorf("the patch of %s makes another content than it names", Quote(f.Name))
 	}
 	return after.Bytes(), nil
