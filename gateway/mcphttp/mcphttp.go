@@ -95,7 +95,7 @@ type Options struct {
 	Book *account.Book
 	// IsReady reports whether the server has an environment.
 	IsReady func() bool
-	// LameDuck is the time between a failing /readyz and the end of service. DrainTimeout is
+	// LameDuck is the time between a failing /readyz and the end of service, unless nobody asks for it. DrainTimeout is
 	// how long calls may then take.
 	LameDuck, DrainTimeout time.Duration
 	// HandsOver says that the listener's queue outlives this server: connections that come
@@ -137,6 +137,7 @@ type Server struct {
 	refusals    *rate.Limiter // lines of the log about requests that are refused
 	unlogged    atomic.Int64  // refusals since the last such line
 	isLame      atomic.Bool
+	isWatched atomic.Bool // somebody has asked for /readyz
 	isReturning atomic.Bool // memory will be returned
 
 	mu        sync.Mutex
@@ -199,6 +200,7 @@ func (s *Server) Serve(listener net.Listener) error {
 
 // ready says whether the server takes further calls.
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	s.isWatched.Store(true)
 	switch {
 	case s.isLame.Load():
 		local.WriteState(w, false, "the server is ending")
@@ -209,7 +211,7 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// Drain makes /readyz fail. After LameDuck it ends the streams, refuses further requests and
+// Drain makes /readyz fail. After LameDuck, if anyone has ever asked for /readyz, it ends the streams, refuses further requests and
 // waits for running calls, until DrainTimeout is over or ctx ends.
 func (s *Server) Drain(ctx context.Context) {
 	s.isLame.Store(true)
@@ -218,7 +220,10 @@ func (s *Server) Drain(ctx context.Context) {
 	}
 	// Clients that connect again reach a server that has not begun to end.
 	s.http.SetKeepAlivesEnabled(false)
-	sleep(ctx, s.o.LameDuck)
+	// Who asked reads the answer within that time, and leads clients elsewhere.
+	if s.isWatched.Load() {
+		sleep(ctx, s.o.LameDuck)
+	}
 	s.mu.Lock()
 	s.isClosing = true
 	if s.exchanges == 0 {

@@ -596,6 +596,12 @@ func TestServer_Drains(t *testing.T) { synctest.Test(t, drains) }
 
 func drains(t *testing.T) {
 	s := startInBubble(t, func(o *Options) { o.LameDuck = time.Millisecond })
+	began := time.Now()
+	startInBubble(t, func(o *Options) { o.LameDuck = time.Hour }).Drain(t.Context())
+	if took := time.Since(began); took > time.Minute {
+		t.Errorf("a server that nobody watches drained for %v", took)
+	}
+	s.send(t, http.MethodGet, "/readyz", "", nil)
 	c := s.client(t, "alice", mcpclient.Newest)
 	answer := make(chan string, 1)
 	go func() {

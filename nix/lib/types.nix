@@ -243,6 +243,15 @@ let
       }
       // {
         accepts = v: (pairs { }).accepts v && apart (attrNames v);
+        explain =
+          v:
+          let
+            homes = if isAttrs v then lib.filter (source: isString source && lib.hasPrefix "~" source) (lib.attrValues v) else [ ];
+          in
+          lib.optionalAttrs (homes != [ ]) {
+            why = ", and ~ stands for no folder here";
+            use = "the whole path, such as ${toJSON "/home/you${lib.removePrefix "~" (lib.head homes)}"}";
+          };
       };
 
     # Names of the Container Device Interface, and device nodes.

@@ -44,7 +44,8 @@ let
   perhaps =
     word: choices:
     let
-      close = lib.filter (near 2 word) choices;
+      # A name may lack its unit, such as memory of memory_mb.
+      close = lib.filter (near 2 word) choices ++ lib.filter (lib.hasPrefix "${word}_") choices;
     in
     lib.optionalString (close != [ ] && stringLength word > 2) " (did you mean ${toJSON (lib.head close)}?)";
 

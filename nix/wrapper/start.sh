@@ -54,7 +54,11 @@ ask() {
 explain() {
   local shown='^ +([0-9]+) \| '
   case $1 in
-    *error:*) wrong=${1#*error: } ;;
+    *error:*)
+      wrong=${1#*error: }
+      # The words of Nix's library for TOML.
+      wrong=${wrong#while parsing a TOML string: } wrong=${wrong#*toml::*: }
+      ;;
     *) if [[ $wrong && $1 =~ $shown ]]; then wrong="${wrong% (line *)} (line ${BASH_REMATCH[1]})"; fi ;;
   esac
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/format"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/terminal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
@@ -33,7 +34,7 @@ func Approve(std cli.Streams) *cobra.Command {
 		Use:   "approve",
 		Short: "Answer what code in a sandbox may do, as long as this command runs",
 		Long: "Answer the questions of this user's servers: what their configuration marks with ask waits for the answer.\n" +
-			"Answer with a choice's number. What nobody answers in time is refused. The command page shows the same\n" +
+			"Answer with a choice's number. Over HTTP it answers for all principals. What nobody answers in time is refused. The command page shows the same\n" +
 			"questions in a browser.",
 		Example: "  " + cli.Program + " approve",
 		Args:    cli.AtMost(0),
@@ -45,11 +46,14 @@ func Approve(std cli.Streams) *cobra.Command {
 			if _, err := running(); err != nil {
 				return err
 			}
+			if whose.Principal == "" {
+				whose.Principal = ask.Everyone
+			}
 			a := approver{out: std.Out, whose: whose, changes: make(chan news), servers: map[string]*answering{}}
 			return a.run(std.In)
 		},
 	}
-	cmd.Flags().StringVar(&whose.Principal, "principal", "", "answer for `NAME`, a principal of a server over HTTP")
+	cmd.Flags().StringVar(&whose.Principal, "principal", "", "answer only for `NAME`, a principal of a server over HTTP")
 	return cmd
 }
 
@@ -152,7 +156,11 @@ func (a *approver) show() {
 	if at == nil {
 		return
 	}
-	fmt.Fprintf(a.out, "\n%s\n", next.Text)
+	who := ""
+	if next.Principal != "" {
+		who = format.Plain(next.Principal) + ": "
+	}
+	fmt.Fprintf(a.out, "\n%s%s\n", who, next.Text)
 	for i, one := range next.Choices {
 		fmt.Fprintf(a.out, "  %d  %s\n", a.before+i+1, one.Label)
 	}

@@ -38,8 +38,12 @@ type Restored struct {
 	Removed bool
 }
 
-// Unsaved means that the session's files could not be kept as the call before left them.
-type Unsaved struct{ Reason string }
+// Unsaved means that the session's files could not be kept as the call before left them, or that what it
+// changed in the project could not be saved.
+type Unsaved struct {
+	Reason  string
+	Changes bool
+}
 
 // Survived means that the sandbox died during the call, and that the session's files are
 // not lost.

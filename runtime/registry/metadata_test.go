@@ -210,6 +210,14 @@ func TestNetwork_Hosts(t *testing.T) {
 			t.Errorf("%q: %q", domains, got)
 		}
 	}
+	for want, n := range map[string]Network{
+		"a.example, and others that the user is asked about": {Domains: []string{"a.example"}, Ask: []string{"*"}},
+		"hosts that the user is asked about":                 {Ask: []string{"*.example"}},
+	} {
+		if got := n.Hosts(64); got != want {
+			t.Errorf("%+v: %q, want %q", n, got, want)
+		}
+	}
 }
 
 // What is wrong with one environment is one line that names its location, and

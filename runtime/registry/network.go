@@ -30,8 +30,18 @@ type Network struct {
 }
 
 // Hosts names the domains that fit into limit bytes, and says how many there
-// are besides.
+// are besides, and whether the user may be asked about others.
 func (n *Network) Hosts(limit int) string {
+	if len(n.Ask) == 0 {
+		return n.named(limit)
+	}
+	if len(n.Domains) == 0 {
+		return "hosts that the user is asked about"
+	}
+	return n.named(limit) + ", and others that the user is asked about"
+}
+
+func (n *Network) named(limit int) string {
 	text, shown := "", 0
 	for _, domain := range n.Domains {
 		longer := strings.TrimPrefix(text+", "+domain, ", ")

@@ -143,6 +143,9 @@ func (s *Server) Start() (*Options, error) {
 		serving = append(serving, "project", s.Settings.ProjectDir, "mode", s.Settings.ProjectMode)
 	}
 	s.Log.Info("serving", serving...)
+	for _, slip := range config.Slips(os.Environ()) {
+		s.Log.Warn(slip)
+	}
 	s.Go(func(ctx context.Context) { s.watcher.Run(ctx, s.hangups, s.rebuild) })
 	s.AfterAnswer(s.logMachine)
 	start := framed.Options{StartTimeout: s.Settings.StartWithin, Groups: s.groups(), Together: s.Together}

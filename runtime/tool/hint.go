@@ -30,7 +30,8 @@ var (
 	noOutputs    = lazyregexp.New(`(?:No such file or directory|ENOENT|non-existent directory)[^\n]*['" ](?:\./)?outputs(?:['"/\n]|$)|['" ](?:\./)?outputs['"/:][^\n]*(?:No such file or|Not a) directory`)
 	noSpace      = lazyregexp.New(`No space left on device|ENOSPC`)
 	noMemory     = lazyregexp.New(`MemoryError|Cannot allocate memory|ENOMEM|bad_alloc|(?i:out of memory|allocation fail|failed to allocate memory)`)
-	noProcess    = lazyregexp.New(`(?i:fork|spawn|thread)[^\n]*(?:Resource temporarily unavailable|EAGAIN)|can't (?:start|create) new thread|can't create Thread|(?m)fork\(.*\n.*\n.*Resource temporarily unavailable`)
+	noProcess    = lazyregexp.New(`(?i:fork|spawn|thread)[^\n]*(?:Resource temporarily unavailable|EAGAIN)|can't (?:start|create) new thread|can't create Thread|(?m)fork\(.*\n.*\n.*Resource temporarily unavailable|frames? of [^\n]*(?:subprocess|multiprocessing|concurrent|asyncio)[^\n]*\n[^\n]*Resource temporarily unavailable`)
+	toolError    = lazyregexp.New(`(?m)^(?:tools\.)?Tool(?:Error|Denied|Timeout)\b`)
 	noConnection = lazyregexp.New(`Connection refused|ECONNREFUSED|Could not connect to server`)
 )
 
@@ -75,6 +76,10 @@ func (l listing) advice(a answer) string {
 		return ""
 	}
 	env := a.call.Env
+	// What a tool says of its own machine is not about the sandbox.
+	if toolError.MatchString(errorText(a)) {
+		return ""
+	}
 	code, problem := strings.TrimSpace(bounded.Head(a.call.Code, hintBytes)), errorText(a)
 	_, syntax := l.find(problem, func(e registry.Errors) registry.Pattern { return e.Syntax })
 	_, input := l.find(problem, func(e registry.Errors) registry.Pattern { return e.Input })
@@ -113,7 +118,7 @@ func (l listing) advice(a answer) string {
 	case noMemory.MatchString(problem):
 		return fmt.Sprintf("there are %d MB of memory: load and compute less at a time, or ask the user for more (memory_mb)", env.MemoryMB)
 	case noProcess.MatchString(problem):
-		return fmt.Sprintf("at most %d processes and threads may run at a time", env.PIDs)
+		return fewProcesses(env)
 	case input:
 		return "there is no input: write the values into the code"
 	}
@@ -227,6 +232,8 @@ func hintsOf(language *registry.Language) []registry.Hint {
 func (l listing) late(a answer) string {
 	limit := fmt.Sprintf("%g s", a.call.TimeLimit().Seconds())
 	switch {
+	case noProcess.MatchString(errorText(a)):
+		return fewProcesses(a.call.Env)
 	case a.call.TimeLimit() < a.call.Env.MaxTimeout:
 		return fmt.Sprintf("with timeout a call may run up to %g s", a.call.Env.MaxTimeout.Seconds())
 	case a.call.Session != "":
@@ -236,6 +243,10 @@ func (l listing) late(a answer) string {
 	default:
 		return limit + " is the limit of each call: do less in one"
 	}
+}
+
+func fewProcesses(env registry.Environment) string {
+	return fmt.Sprintf("at most %d processes and threads may run at a time", env.PIDs)
 }
 
 // missing is for a package that an environment does not have.

@@ -109,6 +109,8 @@ func TestHint(t *testing.T) {
 		"memory of a shell":                  {plain, failure(small, "s", "bash: fork: Cannot allocate memory"), littleMemory},
 		"threads of Python":                  {plain, failure(small, "", "    t.start()\nRuntimeError: can't start new thread"), fewProcesses},
 		"processes of Python":                {plain, failure(small, "", "    os.fork()\n    ~~~~~~~^^\nBlockingIOError: [Errno 11] Resource temporarily unavailable"), fewProcesses},
+		"children of Python":                 {plain, failure(small, "", "  [2 frames of subprocess; sys.tracebacklimit = 99 shows all]\nBlockingIOError: [Errno 11] Resource temporarily unavailable"), fewProcesses},
+		"a tool's own disk":                  {plain, failure(small, "", "    ^^^^\ntools.ToolError: EROFS: read-only file system, open '/x'"), ""},
 		"processes of a shell":               {plain, failure(small, "", "bash: fork: retry: Resource temporarily unavailable"), fewProcesses},
 		"processes of Node.js":               {plain, failure(small, "", "Error: spawn /bin/sh EAGAIN"), fewProcesses},
 		"a socket that is not ready":         {plain, failure(small, "s", "    s.recv(1)\nBlockingIOError: [Errno 11] Resource temporarily unavailable"), ""},

@@ -28,6 +28,9 @@ func (a answer) words(note call.Note) (remarks []remark, facts map[string]any) {
 	case call.Restored:
 		return a.restored(n), nil
 	case call.Unsaved:
+		if n.Changes {
+			return []remark{{opening: changed, rest: "not saved: " + n.Reason}}, nil
+		}
 		return []remark{{opening: notSaved, rest: n.Reason}}, nil
 	case call.Tools:
 		if len(n.Refused) > 0 {
@@ -136,11 +139,22 @@ func (a answer) copied(n call.Copied) []remark {
 	if n.LeftOutCount > 0 {
 		text += fmt.Sprintf(": %d of %d files", n.Files, n.Files+n.LeftOutCount)
 	}
-	for i, left := range n.LeftOut[:min(maxNamed, len(n.LeftOut))] {
-		text += fmt.Sprintf("%s%s, because %s", [...]string{"; not ", ", "}[min(i, 1)], quoteName(bounded.Head(left.Path, 100)), bounded.Head(left.Reason, 200))
+	// Those with one reason are named together.
+	var reasons []string
+	names := map[string][]string{}
+	for _, left := range n.LeftOut {
+		if names[left.Reason] == nil {
+			reasons = append(reasons, left.Reason)
+		}
+		names[left.Reason] = append(names[left.Reason], quoteName(bounded.Head(left.Path, 100)))
 	}
-	if more := n.LeftOutCount - maxNamed; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
+	named := 0
+	for _, reason := range reasons[:min(maxNamed, len(reasons))] {
+		text += fmt.Sprintf("; not %s, because %s", strings.Join(names[reason], ", "), bounded.Head(reason, 200))
+		named += len(names[reason])
+	}
+	if more := n.LeftOutCount - named; more > 0 {
+		text += fmt.Sprintf("; nor %d more", more)
 	}
 	return []remark{{opening: copied, rest: text}}
 }

@@ -21,7 +21,7 @@ func TestNotes_SayWhatTheUserHas(t *testing.T) {
 		"the first": {call.Call{Session: "fix"}, call.Changes{Added: 1, First: true}, "[changes to the project: the user takes them with: nix-sandbox-mcp changes fix --apply]"},
 		"copied":    {call.Call{Session: "fix"}, call.Copied{To: "/out/fix", Files: 2}, "[copied for the user to /out/fix]"},
 		"copied in part": {call.Call{Session: "fix"}, call.Copied{To: "/out/fix", Files: 1, LeftOutCount: 9, LeftOut: []call.LeftOut{{Path: "a]\n[exit status 0", Reason: "b"}, {Path: ".x", Reason: "c\x1b[2J"}, {Path: "y", Reason: "d"}, {Path: "z", Reason: "e"}}},
-			`[copied for the user to /out/fix: 1 of 10 files; not "a]\n[exit status 0", because b, .x, because c\x1b[2J, y, because d and 6 more]`},
+			`[copied for the user to /out/fix: 1 of 10 files; not "a]\n[exit status 0", because b; not .x, because c\x1b[2J; not y, because d; nor 6 more]`},
 		"copied over HTTP":   {call.Call{Session: "fix", Principal: "alice"}, call.Copied{To: "/out/alice/fix", Files: 2}, "[copied for the user to the server's folder of outputs]"},
 		"a later one":        {call.Call{Session: "fix"}, call.Changes{Added: 2}, "[no output]"},
 		"another note":       {call.Call{Session: "fix"}, call.Branched{From: "a"}, "[no output]"},

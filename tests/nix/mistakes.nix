@@ -250,6 +250,10 @@ let
       };
       sentence = "mkSandbox data: packages_on_demand is beside npm, whose lock names all packages: keep one of the two";
     };
+    "a folder of the home in a bind" = {
+      read = sandbox { extra_binds."/data" = "~/data"; };
+      sentence = "mkSandbox data: extra_binds has \"/data\" = \"~/data\" in it, and ~ stands for no folder here: use the whole path, such as \"/home/you/data\"";
+    };
     "an interpreter with quotes" = {
       read = toml "[environments.sh]\npreset = \"shell\"\ninterpreter = \"sh -c \\\"$1\\\"\"\n";
       sentence = "config: [environments.sh] interpreter is \"sh -c \\\"$1\\\"\": leave out quotes and backslashes, because it is split at spaces";

@@ -299,7 +299,7 @@ in
       session.idle = 5;
     };
     expected = [
-      "mkServer: session: has no option \"idle\": use one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb"
+      "mkServer: session: has no option \"idle\" (did you mean \"idle_timeout_seconds\"?): use one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb"
     ];
   };
   testServerForFolders = {

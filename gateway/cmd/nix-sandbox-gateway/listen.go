@@ -25,6 +25,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal/oauth"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -214,7 +215,10 @@ func (f *front) options() mcphttp.Options {
 	return o
 }
 
-// listen returns a listener at an address, at the path of a socket after "unix:", or the socket
+// isPort matches an address that is a port of this machine alone.
+var isPort = lazyregexp.New(`^[0-9]{1,5}$`)
+
+// listen returns a listener at an address or a port, at the path of a socket after "unix:", or the socket
 // that systemd passed. Without authentication, other machines may not reach it.
 func listen(address string, knowsCallers bool) (net.Listener, error) {
 	if address == systemdAddress {
@@ -222,6 +226,9 @@ func listen(address string, knowsCallers bool) (net.Listener, error) {
 	}
 	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {
 		return listenUnix(path)
+	}
+	if isPort.MatchString(address) {
+		address = net.JoinHostPort("127.0.0.1", address)
 	}
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -347,8 +354,11 @@ func cannotListen(address string, err error) error {
 		err = call.Err
 	}
 	hint := "choose an address of this machine and a port that the server may use"
-	if errors.Is(err, syscall.EADDRINUSE) {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
 		hint = "end the program that listens there, or choose another address"
+	case errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(address, "unix:"):
+		hint = "make its folder, or name a socket in one that exists"
 	}
 	return &listenError{&config.Error{Problem: fmt.Sprintf("listen at %s: %v", address, err), Hint: hint}, err}
 }

@@ -146,6 +146,9 @@ func examine(ctx context.Context, log io.Writer) report {
 	if _, err := desk.Usable(config.DeskFolders(os.Getenv), settings.Shown()); err != nil {
 		findings = append(findings, machine.Finding{Name: "commands", Found: "top, shell --session and forward do not find servers: " + err.Error(), Fix: "set XDG_RUNTIME_DIR or HOME to a folder of this user alone, for the servers too"})
 	}
+	for _, slip := range config.Slips(os.Environ()) {
+		findings = append(findings, machine.Finding{Name: "variables", Found: slip, Fix: "correct its name, or unset it"})
+	}
 	findings = append(findings, clients.HookFindings()...)
 	if set.Unread != nil {
 		findings = append(findings, machine.Finding{Name: "folders of sandboxes", Found: hostile.Message(set.Unread.Error()), Fix: registry.UnreadHint})

@@ -159,6 +159,9 @@ func (m *member) Call(ctx context.Context, c call.Call, request sandbox.Request)
 	var summary *Summary
 	var first bool
 	summary, first, m.unsaved = m.record.Early()
+	if problem := m.record.Problem(); problem != "" {
+		result.Notes = append(result.Notes, call.Unsaved{Reason: problem, Changes: true})
+	}
 	if summary != nil {
 		result.Notes = append(result.Notes, note(summary, first))
 	}

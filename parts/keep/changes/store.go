@@ -25,6 +25,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/layer"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/tmpfile"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
@@ -178,6 +179,7 @@ type Record struct {
 	linked  bool
 	applied string // the sum of the last patch that Apply took; its caller locks
 	told    map[Refusal]bool
+	problem string // of the last save
 }
 
 // maxTold bounds the files that a Record remembers to have returned.
@@ -252,9 +254,19 @@ func (r *Record) Save(ctx context.Context, began time.Time) {
 	if r.overlay == nil {
 		return
 	}
-	if err := r.save(ctx, began); err != nil {
+	err := r.save(ctx, began)
+	r.problem = ""
+	if err != nil {
+		r.problem = store.Reason(err)
 		r.store.log.Warn("what a session changed in the project is not saved", "session", r.head.Session, "error", err)
 	}
+}
+
+// Problem says why the last save failed; empty if it did not.
+func (r *Record) Problem() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.problem
 }
 
 // Release has the sandbox see what the user made of files since the session's versions were applied.

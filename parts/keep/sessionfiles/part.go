@@ -297,7 +297,7 @@ func (m *member) save() {
 	m.kept.saving = false
 	m.kept.problem = ""
 	if err != nil {
-		m.kept.problem = fmt.Sprintf("save the files of session %q: %v", id, err)
+		m.kept.problem = store.Reason(err)
 	}
 	if m.kept.users == 0 { // the session has ended meanwhile
 		m.kept.files.Close()

@@ -23,6 +23,8 @@ const (
 	Hidden       = "its path has a name that begins with a dot, as settings of programs do"
 	Installed    = "it is in a folder of installed packages"
 	Kind         = "its name is not one of source code, prose or plain data"
+	Configures   = "files of this kind configure programs"
+	Loads        = "a program that loads a file of this kind may run code in it"
 	Build        = "tools run or read a file of this name by themselves"
 	Instructions = "clients of language models may obey a file of this name"
 	OddName      = "its name has characters that are invisible or have a meaning elsewhere"
@@ -42,9 +44,13 @@ var (
 	prose = strings.Fields("adoc markdown md po rst tex txt")
 	data  = strings.Fields("csv golden snap tsv")
 	// results are further kinds of data that programs show but do not run.
-	results = strings.Fields(`avi avif bib bmp docx eps epub flac geojson gif gz h5 hdf5 ics ipynb jpeg jpg json jsonl kml log
-		mkv mov mp3 mp4 nc ndjson npy npz odp ods odt ogg parquet pdf png pptx rtf sqlite stl tar tgz tif tiff wav webm webp
-		xlsx xz zip zst`)
+	results = strings.Fields(`arrow avi avif bib bmp db docx duckdb dxf eps epub feather flac geojson gif glb gltf gpkg gpx gz h5
+		hdf5 ico ics ipynb jpeg jpg json jsonl kml log mkv mov mp3 mp4 nc ndjson npy npz obj odp ods odt ogg onnx otf parquet
+		pdf ply png pptx rtf safetensors sqlite sqlite3 stl svg tar tgz tif tiff ttf wav webm webp woff woff2 xlsx xml xz zip
+		zst`)
+	// configures and loads are kinds that people want too, and that act when they are found or loaded.
+	configures = strings.Fields("cfg conf ini nix toml yaml yml")
+	loads      = strings.Fields("joblib pickle pkl pt pth rda rdata rds")
 
 	// documents are names of prose that need no ending, and may be in capitals.
 	documents = strings.Fields(`authors changelog changes code_of_conduct contributing contributors copying history install
@@ -86,6 +92,10 @@ func judge(name string, further []string) string {
 	switch {
 	case slices.Contains(documents, first) && (!dotted || isProse):
 		return ""
+	case further != nil && slices.Contains(configures, ending):
+		return Configures
+	case further != nil && slices.Contains(loads, ending):
+		return Loads
 	case !isProse && !slices.Contains(source, ending) && !slices.Contains(data, ending) && !slices.Contains(further, ending):
 		return Kind
 	case build.MatchString(lower):

@@ -22,7 +22,12 @@ class Later:
         return dir(self._module())
 
     def __repr__(self):
-        return repr(self._module())
+        return '<tools: help(tools) lists what can be called>'
+
+    # So that help() shows the module.
+    @property
+    def __class__(self):
+        return type(self._module())
 
 
 def install(load):
