@@ -206,6 +206,9 @@ func limited(server string) (string, error) {
 	return string(text), err
 }
 
+// thinking is the time before each call, less than a model takes. A sandbox waits for it meanwhile.
+const thinking = 500 * time.Millisecond
+
 // show makes the calls and prints them; the error is an answer that is not as
 // it should be.
 func show(c *mcpclient.Client, steps []step) error {
@@ -216,6 +219,7 @@ func show(c *mcpclient.Client, steps []step) error {
 			call += fmt.Sprintf(", session: %q", s.session)
 		}
 		quote(dim, call+")\n"+s.code)
+		time.Sleep(thinking)
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 		reply, err := c.Call(ctx, "tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: s.code, Env: s.env, Session: s.session}))

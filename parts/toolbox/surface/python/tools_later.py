@@ -25,9 +25,8 @@ class Later:
         return '<tools: help(tools) lists what can be called>'
 
     # So that help() shows the module.
-    @property
-    def __class__(self):
-        return type(self._module())
+    __class__ = property(lambda self: type(self._module()))
+    __doc__ = property(lambda self: self._module().__doc__)
 
 
 def install(load):
