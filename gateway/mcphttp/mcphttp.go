@@ -137,7 +137,7 @@ type Server struct {
 	refusals    *rate.Limiter // lines of the log about requests that are refused
 	unlogged    atomic.Int64  // refusals since the last such line
 	isLame      atomic.Bool
-	isWatched atomic.Bool // somebody has asked for /readyz
+	isWatched   atomic.Bool // somebody has asked for /readyz
 	isReturning atomic.Bool // memory will be returned
 
 	mu        sync.Mutex

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -707,10 +708,10 @@ func TestClose_AnswersEveryCall(t *testing.T) {
 // its next call is told. One that was used in the last minute, or runs a call, stays.
 func TestKeepRoom_EndsTheLongestIdle(t *testing.T) {
 	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
-		short := false
+		var short atomic.Bool
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		go f.KeepRoom(ctx, func() bool { return short })
+		go f.KeepRoom(ctx, short.Load)
 		f.in("oldest", "x=1; echo $x", "1\n")
 		time.Sleep(time.Second)
 		f.in("older", "x=1; echo $x", "1\n")
@@ -724,14 +725,14 @@ func TestKeepRoom_EndsTheLongestIdle(t *testing.T) {
 			}
 		}
 		live(3)
-		short = true
+		short.Store(true)
 		time.Sleep(roomEvery)
 		live(2)
 		time.Sleep(roomEvery)
 		live(1)
 		time.Sleep(roomEvery)
 		live(1)
-		short = false
+		short.Store(false)
 		time.Sleep(2 * leastIdle)
 		live(1)
 		f.in("fresh", "echo $x", "1\n")

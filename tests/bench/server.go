@@ -16,6 +16,10 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
+// keepNone is for rows that compare calls: what saves files works between them, and has rows of its own
+// (kept.go).
+const keepNone = "SESSION_KEEP_FILES=0"
+
 // A server is a running nix-sandbox-mcp and the client's side of it.
 type server struct {
 	*mcpclient.Client
@@ -43,7 +47,7 @@ func (l launch) start(ctx context.Context) (s *server, took time.Duration, err e
 		argv = append([]string{self, reapVerb}, argv...)
 	}
 	s = &server{cmd: exec.Command(argv[0], argv[1:]...)}
-	s.cmd.Env = append([]string{"NIX_SANDBOX_DIR=/var/empty"}, l.env...)
+	s.cmd.Env = append([]string{"NIX_SANDBOX_DIR=/var/empty", keepNone}, l.env...)
 	if l.metadata != "" {
 		s.cmd.Env = append(s.cmd.Env, "NIX_SANDBOX_METADATA="+l.metadata)
 	}
