@@ -214,7 +214,8 @@ func TestSession_EndsWhereNoneSleeps(t *testing.T) {
 		t.Errorf("a branch gets %q", answer.Text())
 	}
 	s.end()
-	if left := must.Get(os.ReadDir(state))(t); len(left) != 0 {
+	// But the folder for sockets.
+	if left := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp", "*")))(t); len(left) > 1 || len(left) == 1 && filepath.Base(left[0]) != "run" {
 		t.Errorf("%v was written", left)
 	}
 }

@@ -194,7 +194,7 @@ func TestPortable_ConfiguresClients(t *testing.T) {
 	must.Do(t, os.WriteFile(filepath.Join(programs, "codex"), []byte("#!/bin/sh\necho \"ran $@\"\n"), 0o755))
 	cmd = asUser(t, link, "client-config", "codex", "--install")
 	cmd.Env[1] = "PATH=" + programs + ":/usr/bin:/bin"
-	if got, want := output(t, cmd), "ran mcp add sandbox -- "+link+" --stdio\n"; !strings.HasPrefix(got, want) {
+	if got, want := output(t, cmd), "ran mcp add sandbox --env PROJECT_DIR=. -- "+link+" --stdio\n"; !strings.HasPrefix(got, want) {
 		t.Errorf("it printed %q, want %q", got, want)
 	}
 }
