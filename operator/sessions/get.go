@@ -2,6 +2,8 @@ package sessions
 
 import (
 	"archive/tar"
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,10 +21,12 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/format"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/visit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // maxGot bounds one file, in bytes: a file with holes is as large as code likes.
@@ -34,16 +39,19 @@ func Get(std cli.Streams) *cobra.Command {
 	var pid int
 	hasFiles := func(s *onDisk) bool { return !s.Asleep }
 	cmd := &cobra.Command{
-		Use:   "get SESSION PATH...",
+		Use:   "get SESSION [PATH...]",
 		Short: "Copy files out of a live session, or out of the kept files of one",
-		Long: "Copy files out of a session under their own names, and not executable. A path is one below\n" +
-			"/workspace. Nothing is overwritten. Code wrote these files. Of a live session they are copied as\n" +
-			"they are now; of another one as its last answered call left them, if the server kept them, with\n" +
-			"keep_files or SESSION_KEEP_FILES=1.",
-		Example: "  " + cli.Program + " get analysis outputs/plot.png notes.md --to results",
+		Long: "List the files of a session, or copy some under their own names, and not executable. A path is that\n" +
+			"of a file or a folder below /workspace. Nothing is overwritten. Code wrote these files. Of a live\n" +
+			"session they are copied as they are now; of another one as its last answered call left them, if the\n" +
+			"server kept them, with keep_files or SESSION_KEEP_FILES=1.\n\n" +
+			"Of a folder, files that programs obey or run by their names are left out, unless their own paths are\n" +
+			"given.",
+		Example: "  " + cli.Program + " get analysis\n" +
+			"  " + cli.Program + " get analysis outputs notes.md --to results",
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) < 2 {
-				return command.Misuse("get needs a session and a path", cli.SeeHelp(cmd))
+			if len(args) < 1 {
+				return command.Misuse("get needs a session", cli.SeeHelp(cmd))
 			}
 			return nil
 		},
@@ -55,7 +63,7 @@ func Get(std cli.Streams) *cobra.Command {
 			live, err := findLive(args[0], pid)
 			switch {
 			case err == nil && live.Principal == "" && c.project == "":
-				return getLive(std.Out, live, c.env, wanted, to)
+				return getLive(std, live, c.env, wanted, to)
 			case err != nil && !errors.As(err, new(*config.Error)): // several servers have one
 				return err
 			}
@@ -63,7 +71,7 @@ func Get(std cli.Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return getFiles(std.Out, one.stored, wanted, to)
+			return getFiles(std, one.stored, wanted, to)
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", ".", "copy them to this folder, `DIR`, which is made")
@@ -85,13 +93,121 @@ func insideWorkspace(paths []string) (map[string]string, error) {
 	return wanted, nil
 }
 
+// choose returns where a file of a session is to be copied, below the folder of --to: to its own name, or
+// into the folder that the user named. It returns "" for a file that is not wanted, or is left out, which it says.
+func choose(log io.Writer, wanted map[string]string, inside string) string {
+	if _, named := wanted[inside]; named {
+		return path.Base(inside)
+	}
+	for folder := path.Dir(inside); folder != "."; folder = path.Dir(folder) {
+		if _, named := wanted[folder]; named {
+			target := path.Join(path.Base(folder), strings.TrimPrefix(inside, folder+"/"))
+			if reason := policy.Result(target); reason != "" {
+				fmt.Fprintf(log, "left out: %s: %s\n", format.Plain(inside), reason)
+				return ""
+			}
+			return target
+		}
+	}
+	return ""
+}
+
+// used takes what was found from the wanted paths that are left.
+func used(left map[string]string, inside string) {
+	for name := inside; name != "."; name = path.Dir(name) {
+		delete(left, name)
+	}
+}
+
+// maxListing bounds the list of a session's files, in bytes.
+const maxListing = 1 << 20
+
+// listing is a writer that keeps so much.
+type listing struct{ bytes.Buffer }
+
+func (l *listing) Write(p []byte) (int, error) {
+	if l.Len()+len(p) > maxListing {
+		return 0, fmt.Errorf("the session has more files than fit into a list of %d bytes", maxListing)
+	}
+	return l.Buffer.Write(p)
+}
+
+// list returns the regular files below /workspace of a live session, by their paths there, with their sizes
+// in bytes. A program in the sandbox says so: nothing of it is true for sure.
+func (s *liveSession) list(env string) (map[string]string, error) {
+	// A program in another environment would start a sandbox for it.
+	switch {
+	case env == "":
+		env = s.Environments[0]
+	case !slices.Contains(s.Environments, env):
+		return nil, &config.Error{Problem: fmt.Sprintf("session %q has no sandbox of env %q: it has %s", s.Name, env, strings.Join(s.Environments, "+")), Hint: "leave --env out"}
+	}
+	var out, log listing
+	find := visit.OpenArgs{
+		Place: visit.Place{Session: s.Name, Env: env}, Program: &frame.Program{Dir: "/workspace"},
+		Text: `find . -type f -printf '%s %P\0'`,
+	}
+	g, err := enter(s.server, find, &out, &log)
+	if err != nil {
+		return nil, err
+	}
+	defer g.client.Close()
+	<-g.ended
+	if status, err := g.Wait(); err != nil || status != 0 {
+		return nil, fmt.Errorf("list the files of session %q: status %d, %w: %s", s.Name, status, err, format.Plain(log.String()))
+	}
+	files := map[string]string{}
+	for line := range strings.SplitSeq(out.String(), "\x00") {
+		size, name, _ := strings.Cut(line, " ")
+		if _, err := strconv.ParseUint(size, 10, 64); err == nil && filepath.IsLocal(name) && path.Clean(name) == name {
+			files[name] = size
+		}
+	}
+	return files, nil
+}
+
+// writeList writes files with their sizes in bytes, sorted by name.
+func writeList(w io.Writer, files map[string]string) error {
+	var rows [][]string
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		rows = append(rows, []string{format.Plain(name), files[name]})
+	}
+	if len(rows) == 0 {
+		_, err := fmt.Fprintln(w, "the session has no files")
+		return err
+	}
+	return format.Table(w, []string{"PATH", "BYTES"}, rows)
+}
+
 // getLive copies files of a live session to a folder, like getFiles.
-func getLive(w io.Writer, s *liveSession, env string, wanted map[string]string, to string) error {
+func getLive(std cli.Streams, s *liveSession, env string, wanted map[string]string, to string) error {
+	files, err := s.list(env)
+	switch {
+	case err != nil:
+		return err
+	case len(wanted) == 0:
+		return writeList(std.Out, files)
+	}
 	if err := makeFolder(to); err != nil {
 		return err
 	}
-	for _, inside := range slices.Sorted(maps.Keys(wanted)) {
-		target, size := filepath.Join(to, path.Base(inside)), 0
+	left := maps.Clone(wanted)
+	for name := range files {
+		used(left, name)
+	}
+	// What is not in the list is not a file, and the server says why.
+	for name := range left {
+		files[name] = ""
+	}
+	for _, inside := range slices.Sorted(maps.Keys(files)) {
+		chosen := choose(std.Err, wanted, inside)
+		if chosen == "" {
+			continue
+		}
+		target, size := filepath.Join(to, chosen), 0
+		if err := makeFolder(filepath.Dir(target)); err != nil {
+			return err
+		}
 		err := writeNew(target, func(out io.Writer) error {
 			args := visit.FileArgs{Place: visit.Place{Session: s.Name, Env: env}, Path: "/workspace/" + inside, Max: maxGot}
 			client, err := s.server.Dial(context.Background(), "file", args)
@@ -102,7 +218,7 @@ func getLive(w io.Writer, s *liveSession, env string, wanted map[string]string, 
 			for {
 				var part visit.FilePart
 				if err := client.Read(&part); err != nil {
-					return fmt.Errorf("copy %q: %w", wanted[inside], err)
+					return fmt.Errorf("copy %q: %w", cmp.Or(wanted[inside], inside), err)
 				}
 				if part.Ended {
 					return nil
@@ -116,43 +232,63 @@ func getLive(w io.Writer, s *liveSession, env string, wanted map[string]string, 
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "%s (%d bytes)\n", format.Plain(target), size)
+		fmt.Fprintf(std.Out, "%s (%d bytes)\n", format.Plain(target), size)
 	}
 	return nil
 }
 
 // getFiles copies files of a session to a folder. If one of them cannot be copied, those before it
 // stay.
-func getFiles(w io.Writer, s store.Session, wanted map[string]string, to string) error {
-	if err := makeFolder(to); err != nil {
-		return err
-	}
+func getFiles(std cli.Streams, s store.Session, wanted map[string]string, to string) error {
 	reader, writer := io.Pipe()
 	defer reader.Close()
 	go func() { writer.CloseWithError(sessionfiles.Tar(s, writer)) }()
 	archive := tar.NewReader(reader)
-	for len(wanted) > 0 {
-		header, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			names := slices.Sorted(maps.Values(wanted))
-			return &config.Error{Problem: fmt.Sprintf("the session has no file %q", strings.Join(names, `" and no "`)), Hint: "see " + cli.Program + " sessions export"}
+	if len(wanted) > 0 {
+		if err := makeFolder(to); err != nil {
+			return err
 		}
-		if err != nil {
+	}
+	left, files := maps.Clone(wanted), map[string]string{}
+	for {
+		header, err := archive.Next()
+		switch {
+		case errors.Is(err, io.EOF) && len(left) > 0:
+			names := slices.Sorted(maps.Values(left))
+			return &config.Error{Problem: fmt.Sprintf("the session has no file %q", strings.Join(names, `" and no "`)), Hint: "see " + cli.Program + " get " + format.Plain(s.Session)}
+		case errors.Is(err, io.EOF) && len(wanted) == 0:
+			return writeList(std.Out, files)
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
 			return fmt.Errorf("read the files of session %q: %w", s.Session, err)
 		}
 		inside := path.Clean(header.Name)
-		name, found := wanted[inside]
-		if !found {
+		name, isNamed := wanted[inside]
+		switch {
+		case isNamed && header.Typeflag == tar.TypeDir: // its files follow
+			delete(left, inside)
+			continue
+		case isNamed && header.Typeflag != tar.TypeReg:
+			return &config.Error{Problem: fmt.Sprintf("%q is not a file, or another name of one", name), Hint: "try " + cli.Program + " sessions export"}
+		case header.Typeflag != tar.TypeReg:
+			continue
+		case len(wanted) == 0:
+			files[inside] = strconv.FormatInt(header.Size, 10)
 			continue
 		}
-		delete(wanted, inside)
-		switch {
-		case header.Typeflag != tar.TypeReg:
-			return &config.Error{Problem: fmt.Sprintf("%q is not a file, or another name of one", name), Hint: "try " + cli.Program + " sessions export"}
-		case header.Size > maxGot:
-			return &config.Error{Problem: fmt.Sprintf("%q has %d bytes, and at most %d are copied", name, header.Size, int64(maxGot)), Hint: "try " + cli.Program + " sessions export"}
+		used(left, inside)
+		chosen := choose(std.Err, wanted, inside)
+		if chosen == "" {
+			continue
 		}
-		target := filepath.Join(to, path.Base(inside))
+		if header.Size > maxGot {
+			return &config.Error{Problem: fmt.Sprintf("%q has %d bytes, and at most %d are copied", cmp.Or(name, inside), header.Size, int64(maxGot)), Hint: "try " + cli.Program + " sessions export"}
+		}
+		target := filepath.Join(to, chosen)
+		if err := makeFolder(filepath.Dir(target)); err != nil {
+			return err
+		}
 		err = writeNew(target, func(out io.Writer) error {
 			_, err := io.Copy(out, archive)
 			return err
@@ -160,9 +296,8 @@ func getFiles(w io.Writer, s store.Session, wanted map[string]string, to string)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "%s (%d bytes)\n", format.Plain(target), header.Size)
+		fmt.Fprintf(std.Out, "%s (%d bytes)\n", format.Plain(target), header.Size)
 	}
-	return nil
 }
 
 // makeFolder makes the folder of --to, once the session is found.

@@ -135,7 +135,7 @@ func TestShell_BesideARunningCall(t *testing.T) {
 func TestGet_CopiesFilesOfALiveSession(t *testing.T) {
 	t.Parallel()
 	v := visiting(t, nil)
-	v.in("work", "bash", "mkdir sub; seq 200000 >sub/numbers; ln -s /etc/passwd link; mkfifo pipe; chmod +x sub/numbers")
+	v.in("work", "bash", "mkdir -p sub/deep; seq 200000 >sub/numbers; echo a,b >sub/deep/a.csv; echo x >sub/.envrc; ln -s /etc/passwd link; mkfifo pipe; chmod +x sub/numbers")
 	id := v.SendRun(mcptest.Arguments{Session: "work", Env: "bash", Code: "sleep 900"})
 	folder := t.TempDir()
 	get := func(args ...string) (string, error) {
@@ -151,7 +151,7 @@ func TestGet_CopiesFilesOfALiveSession(t *testing.T) {
 		t.Errorf("%d bytes, mode %o", len(text), info.Mode())
 	}
 	for path, want := range map[string]string{
-		"sub/numbers": "numbers exists", "link": "copy \"link\": ", "pipe": "copy \"pipe\": ", "sub": "copy \"sub\": ",
+		"sub/numbers": "numbers exists", "link": "copy \"link\": ", "pipe": "copy \"pipe\": ",
 		"../../etc/passwd": "copy \"../../etc/passwd\": ", "none": "copy \"none\": ",
 	} {
 		if out, err := get(path); err == nil || !strings.Contains(out, want) {
@@ -160,6 +160,17 @@ func TestGet_CopiesFilesOfALiveSession(t *testing.T) {
 	}
 	if entries := must.Get(os.ReadDir(folder))(t); len(entries) != 1 {
 		t.Errorf("the folder has %v", entries)
+	}
+	// Without a path it lists them. Of a folder, what programs obey is left out unless it is named.
+	if out, err := get(); err != nil || !regexp.MustCompile(`(?m)^PATH +BYTES\nsub/\.envrc +2\nsub/deep/a\.csv +4\nsub/numbers +1288895\n$`).MatchString(out) {
+		t.Errorf("%v, %s", err, out)
+	}
+	out, err := get("sub")
+	if err != nil || !strings.Contains(out, "left out: sub/.envrc: its path has a name that begins with a dot") || !strings.Contains(out, "/sub/deep/a.csv (4 bytes)\n") || !strings.Contains(out, "left out: sub/numbers: ") {
+		t.Errorf("%v, %s", err, out)
+	}
+	if out, err := get("sub/.envrc"); err != nil || !strings.Contains(out, "/.envrc (2 bytes)\n") {
+		t.Errorf("%v, %s", err, out)
 	}
 	v.Notify("notifications/cancelled", map[string]any{"requestId": id})
 }
