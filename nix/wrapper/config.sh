@@ -73,7 +73,7 @@ add() {
   case ${1-} in -*) usage "unknown flag $1" "$hint" ;; esac
   [ $# -ge 2 ] || usage "an environment needs a name and a preset" "$hint"
   [ -z "${NIX_SANDBOX_CONFIG-}" ] || fail "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG, which counts in place of your own configuration" "add the environment there, or unset it"
-  [ -n "$user_config" ] || fail "this server was built with a configuration of its own" "add the environment there, and build the server again"
+  [ -n "$user_config" ] || fail "this server reads no configuration of yours: it was built with its own, or given its metadata, or HOME is not set" "add the environment where the server is built, or set HOME"
   have_nix || fail 'there is no nix on the PATH to build with' 'install Nix'
   for one in "$@"; do
     [[ $one =~ ^[A-Za-z0-9_+.-]+$ ]] || usage "\"$one\" is no name of an environment, preset or package" "$hint"
