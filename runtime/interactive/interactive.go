@@ -78,7 +78,8 @@ func Start(spec Spec) (*Program, error) {
 	}
 	go p.follow(reports)
 	go p.run()
-	if err := p.frames.Write(spec.First); err != nil && !errors.Is(err, syscall.EPIPE) {
+	// A program that has ended does not read: its status says more.
+	if err := p.frames.Write(spec.First); err != nil && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, fs.ErrClosed) {
 		p.Kill()
 		_, _ = p.Wait()
 		return nil, err

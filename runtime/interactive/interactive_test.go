@@ -60,6 +60,23 @@ func TestInterrupt_IsSent(t *testing.T) {
 	}
 }
 
+// A program that ends before it has read the code ends with its own status.
+func TestStart_TellsOfAnEarlyEnd(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "attach")
+	must.Do(t, os.WriteFile(program, []byte("#!/bin/sh\nexit 3\n"), 0o700))
+	for _, size := range []int{1, MaxCode} { // the longest takes longer to encode than the program runs
+		p, err := Start(Spec{
+			Exec: program, First: frame.Request{Type: frame.Execute, Contents: make([]byte, size)}, Stdout: io.Discard, Stderr: os.Stderr,
+		})
+		if err != nil {
+			t.Fatalf("%d bytes: %v", size, err)
+		}
+		if status, err := p.Wait(); status != 3 || err != nil {
+			t.Errorf("%d bytes: status %d, error %v", size, status, err)
+		}
+	}
+}
+
 // Of a program that is killed nothing is left, also where it has not become a
 // sandbox yet: bubblewrap's child does not end with bubblewrap before it has
 // heard from it.

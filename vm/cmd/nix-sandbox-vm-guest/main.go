@@ -118,9 +118,10 @@ func prepare() (spec protocol.Spec, err error) {
 	return spec, nil
 }
 
-// findLimit is how long the kernel may take to find a device, on a host that
-// emulates every instruction and is busy.
-const findLimit = 30 * time.Second
+// findLimit is how long a device or the jail may take to appear. The host has a limit of its own;
+// this one only has to be longer than any start where every instruction is emulated and the
+// processors are busy, which takes more than 30 s.
+const findLimit = 2 * time.Minute
 
 // await waits for a device.
 func await(what string, find func() string) (string, error) {
