@@ -8,10 +8,12 @@ package output
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"sync"
 	"syscall"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +40,7 @@ var clearNow, clearAll, clearNext = []byte("\x1b[2J"), []byte("\x1b[3J"), []byte
 type Stream struct {
 	raw  syscall.RawConn
 	file *os.File
+	gate *gate
 
 	mu       sync.Mutex
 	chunk    []byte // the buffer of a read
@@ -61,27 +64,50 @@ type Stream struct {
 	taken   int    // bytes of the call that Take returned, cleared ones too
 }
 
-// New returns the Stream of a pipe's read end. The end must be non-blocking.
-func New(pipe *os.File) (*Stream, error) {
-	raw, err := pipe.SyscallConn()
-	if err != nil {
-		return nil, err
+// New returns a stream and the end of its pipe to which programs write.
+func New() (_ *Stream, write *os.File, err error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, os.NewSyscallError("pipe2", err)
 	}
-	return &Stream{raw: raw, file: pipe, chunk: make([]byte, 64<<10), half: DefaultLimit / 2}, nil
+	s := &Stream{file: os.NewFile(uintptr(p[0]), "output"), chunk: make([]byte, 64<<10), half: DefaultLimit / 2}
+	write = os.NewFile(uintptr(p[1]), "output")
+	defer func() {
+		if err != nil {
+			s.file.Close()
+			write.Close()
+		}
+	}()
+	// From now on, so that NewFile keeps it out of Go's poller.
+	if err := unix.SetNonblock(p[0], true); err != nil {
+		return nil, nil, os.NewSyscallError("fcntl", err)
+	}
+	if s.raw, err = s.file.SyscallConn(); err != nil {
+		return nil, nil, err
+	}
+	if s.gate, err = newGate(p[0]); err != nil {
+		return nil, nil, err
+	}
+	return s, write, nil
 }
 
-// Read reads until the pipe is closed at this end.
+// Read reads until the stream is closed or no program has the other end.
 func (s *Stream) Read() {
-	for {
+	for s.gate.wait() == nil {
 		var n int
-		err := s.raw.Read(func(fd uintptr) bool {
+		var err error
+		closed := s.raw.Control(func(fd uintptr) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			var err error
 			n, err = s.read(int(fd), len(s.chunk))
-			return err != unix.EAGAIN
 		})
-		if err != nil || n == 0 {
+		if closed != nil || n == 0 || n < 0 && err != unix.EAGAIN {
+			return
+		}
+		if n < len(s.chunk)/2 {
+			time.Sleep(pause)
+		}
+		if s.gate.arm() != nil {
 			return
 		}
 	}
@@ -337,4 +363,4 @@ func (s *Stream) reset() {
 }
 
 // Close ends Read.
-func (s *Stream) Close() error { return s.file.Close() }
+func (s *Stream) Close() error { return errors.Join(s.gate.file.Close(), s.file.Close()) }

@@ -9,20 +9,15 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // open returns a stream and the writing end of its pipe.
 func open(t testing.TB, limit int64) (*Stream, *os.File) {
 	t.Helper()
-	var p [2]int
-	must.Do(t, unix.Pipe2(p[:], unix.O_CLOEXEC))
-	_ = unix.SetNonblock(p[0], true)
-	s := must.Get(New(os.NewFile(uintptr(p[0]), "r")))(t)
+	s, w, err := New()
+	must.Do(t, err)
 	s.SetLimit(limit)
-	w := os.NewFile(uintptr(p[1]), "w")
 	t.Cleanup(func() { w.Close(); s.Close() })
 	return s, w
 }

@@ -16,8 +16,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
@@ -88,12 +86,12 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 	}
 	defer null.Close()
 	s.spec.Null = null
-	stdout, err := s.pipe(&s.spec.Stdout)
-	if err != nil {
+	// The agent keeps the writing ends open for the next interpreter.
+	var stdout, stderr *output.Stream
+	if stdout, s.spec.Stdout, err = output.New(); err != nil {
 		return err
 	}
-	stderr, err := s.pipe(&s.spec.Stderr)
-	if err != nil {
+	if stderr, s.spec.Stderr, err = output.New(); err != nil {
 		return err
 	}
 	var owned sync.WaitGroup
@@ -131,18 +129,6 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 	}
 	owned.Wait()
 	return err
-}
-
-// pipe makes a pipe for one of the interpreter's streams. The agent keeps the
-// writing end open for the next interpreter.
-func (s *Server) pipe(write **os.File) (*output.Stream, error) {
-	var p [2]int
-	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
-		return nil, fmt.Errorf("make a pipe: %w", err)
-	}
-	_ = unix.SetNonblock(p[0], true)
-	*write = os.NewFile(uintptr(p[1]), "output")
-	return output.New(os.NewFile(uintptr(p[0]), "output"))
 }
 
 func (s *Server) logf(format string, args ...any) {
