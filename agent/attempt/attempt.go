@@ -109,6 +109,7 @@ type Attempt struct {
 	settled time.Time // when the driver has begun with the code
 	killAt  time.Time // when the grace period is over
 	alarm   *time.Timer
+	soon    <-chan time.Time // when output may not wait any longer in the interpreter
 }
 
 // stage is the progress from running code to killed code. It determines the meaning of the
@@ -165,6 +166,9 @@ func (a *Attempt) Wait(ctx context.Context) (Ending, error) {
 			}
 		case <-a.alarm.C:
 			err = a.expire()
+		case <-a.soon:
+			a.soon = nil
+			a.Process.SignalAlone(unix.SIGURG)
 		case <-flush:
 			err = a.Flush()
 		}
@@ -190,6 +194,11 @@ func (a *Attempt) reply(r interpreter.Reply, ok bool) (over bool, err error) {
 	case r.Err == nil && r.Kind == driver.Stop && r.Nonce == a.Nonce:
 		a.Interpreter.Interrupted()
 		a.Process.SignalAlone(unix.SIGINT)
+		return false, nil
+	case r.Err == nil && r.Kind == driver.Soon && r.Nonce == a.Nonce:
+		if a.soon == nil {
+			a.soon = time.After(driver.SoonTime)
+		}
 		return false, nil
 	case !a.Session:
 		// The code wrote this, and the end of the process is still to come.

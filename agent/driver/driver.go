@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
@@ -170,7 +171,11 @@ const (
 	Done              // the call has ended
 	Leave             // the interpreter is about to end; its state is in the state file
 	Stop              // the code has called exit, and only an interrupt of the interpreter ends it
+	Soon              // output waits in the interpreter, which wants a SIGURG after SoonTime
 )
+
+// SoonTime is how long output may wait in an interpreter.
+const SoonTime = 20 * time.Millisecond
 
 // Reply is a line that a driver wrote.
 type Reply struct {
@@ -189,7 +194,7 @@ func ParseReply(line string) (Reply, error) {
 	kind, known := map[string]struct {
 		Kind
 		words int
-	}{"ready": {Ready, 1}, "done": {Done, 3}, "leave": {Leave, 2}, "stop": {Stop, 2}}[fields[0]]
+	}{"ready": {Ready, 1}, "done": {Done, 3}, "leave": {Leave, 2}, "stop": {Stop, 2}, "soon": {Soon, 2}}[fields[0]]
 	r := Reply{Kind: kind.Kind}
 	valid := known && len(fields) == kind.words
 	var err error

@@ -1,10 +1,12 @@
 package driver_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -113,4 +115,57 @@ func TestPythonFigures(t *testing.T) {
 	if got := a.Run("d.Image('d.png')"); got.ExitCode != 0 || len(got.Files) != 1 {
 		t.Errorf("files %v of a call that shows the file of an earlier one, %s", got.Files, got.Stderr)
 	}
+}
+
+// A loop that prints leaves in pieces, and nobody can tell: nothing is printed before it that comes
+// after, and what ends the interpreter loses none of it.
+func TestPythonPrinting(t *testing.T) {
+	t.Parallel()
+	const loop = "import os, signal, subprocess, sys, threading, time\nfor i in range(3000): print(i)\n"
+	var lines strings.Builder
+	for i := range 3000 {
+		fmt.Fprintln(&lines, i)
+	}
+	for name, test := range map[string]struct{ code, want string }{
+		"system":           {loop + "os.system('echo child'); print('end')", "child\nend\n"},
+		"subprocess":       {loop + "subprocess.run(['echo', 'child']); print('end')", "child\nend\n"},
+		"posix_spawn":      {loop + "os.waitpid(os.posix_spawn('/bin/sh', ['sh', '-c', 'echo child'], os.environ), 0); print('end')", "child\nend\n"},
+		"fork":             {loop + "pid = os.fork()\nif pid == 0:\n    print('child'); os._exit(0)\nos.waitpid(pid, 0); print('end')", "child\nend\n"},
+		"a fork that goes": {loop + "pid = os.fork()\nif pid == 0:\n    sys.exit(0)\nos.waitpid(pid, 0); print('end')", "end\n"},
+		"exec":             {loop + "os.execvp('echo', ['echo', 'child'])", "child\n"},
+		"_exit":            {loop + "os._exit(3)", ""},
+		"abort":            {loop + "os.abort()", ""},
+		"kill":             {loop + "os.kill(os.getpid(), 9)", ""},
+		"a kill later":     {loop + "time.sleep(.5); signal.raise_signal(9)", ""},
+		"an error":         {loop + "1/0", ""},
+		"bytes":            {loop + "sys.stdout.buffer.write(b'bytes\\n'); print('end')", "bytes\nend\n"},
+		"a begun line":     {loop + "print('begun', end='')\n1", "begun\n1\n"},
+		"a thread":         {"import threading\nt = threading.Thread(target=lambda: [print(i) for i in range(3000)]); t.start(); t.join(); print('end')", "end\n"},
+		"the signal":       {"import signal; signal.signal(signal.SIGURG, lambda *a: print('signal'))\n" + loop + "time.sleep(.1); os._exit(0)", ""},
+		"its own buffer":   {"import sys; sys.stdout.reconfigure(line_buffering=False)\n" + loop, ""},
+		"a closed output":  {loop + "sys.stdout.close()", ""},
+		"a closed channel": {"import os; os.closerange(3, 256)\n" + loop + "os._exit(0)", ""},
+	} {
+		for kind, change := range map[string][]func(*frame.Request){"session": nil, "program": {Ephemeral}} {
+			t.Run(name+"/"+kind, func(t *testing.T) {
+				t.Parallel()
+				got := Start(t, "python", Bare(t)).Run(test.code, change...)
+				if want := lines.String() + test.want; got.Stdout != want {
+					t.Errorf("%d bytes that end in %q, want %d: %+v", len(got.Stdout), got.Stdout[max(0, len(got.Stdout)-30):], len(want), got.Reply)
+				}
+			})
+		}
+	}
+}
+
+// What a loop has printed is seen while the code does something else.
+func TestPythonPrinting_IsSeen(t *testing.T) {
+	t.Parallel()
+	a := Start(t, "python", Bare(t))
+	id := a.Call("import time\nfor i in range(1000): print(i)\ntime.sleep(3600)", Limit(time.Hour, Grace))
+	for seen := ""; !strings.HasSuffix(seen, "\n999\n"); {
+		seen += a.Receive().Data
+	}
+	a.Send(frame.Request{Type: frame.Interrupt, ID: id})
+	a.Wait(id)
 }

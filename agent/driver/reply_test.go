@@ -18,6 +18,7 @@ func TestParseReply(t *testing.T) {
 		},
 		"leave 00000000000000ff": {Kind: driver.Leave, Nonce: 255},
 		"stop 00000000000000ff":  {Kind: driver.Stop, Nonce: 255},
+		"soon 00000000000000ff":  {Kind: driver.Soon, Nonce: 255},
 	} {
 		got, err := driver.ParseReply(line)
 		if err != nil {

@@ -7,11 +7,13 @@ import _ast
 import _frozen_importlib_external
 import _io
 import _signal
+import _thread
 import atexit
 import builtins
 import gc
 import os
 import sys
+import time
 
 BaseException, Exception, SystemExit, KeyboardInterrupt, OSError = (
     builtins.BaseException, builtins.Exception, builtins.SystemExit,
@@ -22,13 +24,17 @@ any, compile, eval, exec, getattr, hasattr, int, isinstance, len, list, str, typ
     builtins.len, builtins.list, builtins.str, builtins.type)
 close, getpid, leave, pread, read, write = (
     os.close, os.getpid, os._exit, os.pread, os.read, os.write)
-set_handler = _signal.signal
+get_handler, set_handler = _signal.getsignal, _signal.signal
+get_ident, monotonic = _thread.get_ident, time.monotonic
 
 CONTROL, CODE = 3, 4
 # The control channel's descriptor while a program runs, which may expect that it
 # gets the lowest descriptors.
 ASIDE = 250
-SIGINT = 2
+SIGINT, SIGURG = 2, 23
+# A loop that prints more lines than these in the time, in seconds, prints pieces of this size, in
+# bytes: a system call for each line takes twenty times what Python does.
+MANY_LINES, SHORT_TIME, PIECE = 64, 0.02, 1 << 10
 # Flags of compile, as in Include/cpython/compile.h. Importing ast for them would
 # cost a millisecond.
 ONLY_AST, TOP_LEVEL_AWAIT = 0x400, 0x2000
@@ -123,7 +129,11 @@ def report(error):
         tb = error.__traceback__  # raised outside the code: show all but the driver
         while tb is not None and tb.tb_frame.f_code.co_filename == '<driver>':
             tb = tb.tb_next
-    error.__traceback__ = tb
+    error.__traceback__ = below = tb
+    while below is not None:  # what the driver adds to functions of os is no part of the code
+        while below.tb_next is not None and below.tb_next.tb_frame.f_code.co_filename == '<driver>':
+            below.tb_next = below.tb_next.tb_next
+        below = below.tb_next
     try:
         traceback = load('sandbox_traceback')
         load('linecache')
@@ -155,6 +165,7 @@ def status_of(error):
 
 
 def flush():
+    settle()
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             stream.flush()
@@ -164,18 +175,103 @@ def flush():
 
 class Buffer(_io.BufferedWriter):
     """Standard output that knows the last byte that was written to it, so that a
-    value begins on a line of its own.
+    value begins on a line of its own, and that notices a loop that prints.
 
     This is no subclass of FileIO: an interrupt that arrives when its write has
     written, and has not returned, would have the buffer write the same again."""
 
     last = b'\n'
+    nonce = None  # of the call that runs
+    lines, since = MANY_LINES, 0.0  # that may leave at once, from that time on
+    pieces = False  # leave, and not lines
+    late = False  # the time of the pieces was over within a write
 
     def write(self, data):
         view = memoryview(data).cast('B')
         if view:
             Buffer.last = bytes(view[-1:])
-        return _io.BufferedWriter.write(self, view)
+        size = _io.BufferedWriter.write(self, view)
+        if Buffer.pieces:
+            _io.BufferedWriter.flush(self)
+            if Buffer.late:
+                settle()
+        else:
+            Buffer.lines -= 1
+            if Buffer.lines < 0:
+                hurry()
+        return size
+
+
+class Text(_io.TextIOWrapper):
+    """Standard output as text. What writes to its buffer finds nothing waiting before it."""
+
+    @property
+    def buffer(self):
+        settle()
+        return _io.TextIOWrapper.buffer.__get__(self)
+
+
+def hurry():
+    """Has pieces leave in place of lines, if there were many lines. The agent sends SIGURG soon,
+    which ends that: a thread would make fork(2) unsafe, and a timer belongs to the code."""
+    now = monotonic()
+    many = now - Buffer.since < SHORT_TIME
+    Buffer.lines, Buffer.since = MANY_LINES, now
+    # The code may use the signal, or have put a file of its own at the channel's descriptor.
+    if not many or not Buffer.nonce or getpid() != PID or get_ident() != THREAD:
+        return
+    channel = ASIDE if alone else CONTROL
+    try:
+        handler = get_handler(SIGURG)
+        if handler is not on_time and handler != _signal.SIG_DFL or os.fstat(channel).st_ino != CHANNEL:
+            return
+        if handler is not on_time:
+            set_handler(SIGURG, on_time)
+            _signal.siginterrupt(SIGURG, False)
+            os.register_at_fork(before=settle)
+        Buffer.pieces = True
+        write(channel, b'soon %s\n' % Buffer.nonce)
+        STDOUT.reconfigure(line_buffering=False)
+    except Exception:
+        Buffer.pieces = False
+
+
+def settle():
+    """Has lines leave at once again, after those that wait."""
+    if Buffer.pieces:
+        try:
+            STDOUT.reconfigure(line_buffering=True)
+        except RuntimeError:  # this interrupts a write
+            Buffer.late = True
+            return
+        except Exception:
+            pass  # the code has closed it
+        Buffer.pieces = Buffer.late = False
+        Buffer.lines, Buffer.since = MANY_LINES, monotonic()
+
+
+def on_time(signum, frame):
+    """Handles SIGURG, whose default is to do nothing."""
+    settle()
+
+
+def ordered(module, *names):
+    """Has functions by which something else prints, or by which this process ends, find nothing
+    waiting."""
+    for name in names:
+        function = getattr(module, name, None)
+        if function is not None:
+            setattr(module, name, after_output(function))
+
+
+def after_output(function):
+    def ordered(*args, **kwargs):
+        settle()
+        return function(*args, **kwargs)
+
+    ordered.__name__ = ordered.__qualname__ = function.__name__
+    ordered.__module__, ordered.__doc__, ordered.__wrapped__ = function.__module__, function.__doc__, function
+    return ordered
 
 
 def begin_line():
@@ -467,7 +563,7 @@ def loop():
     while True:
         word, nonce, number, size = receive()
         source = pread(CODE, int(size), 0)
-        Buffer.last = b'\n'
+        Buffer.last, Buffer.nonce = b'\n', nonce
         if word == b'last':
             alone = True
             os.dup2(CONTROL, ASIDE, False)
@@ -488,6 +584,7 @@ def loop():
                 break
             except BaseException:
                 pass
+        Buffer.nonce = None
         flush()
         if getpid() != PID:
             leave(status)  # a child that the code forked and let go on
@@ -512,8 +609,11 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 # and a crash loses none.
 raw = _io.FileIO(1, 'wb', closefd=False)
 raw.name = '<stdout>'
-STDOUT = _io.TextIOWrapper(Buffer(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
+STDOUT = Text(Buffer(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
+STDOUT._CHUNK_SIZE = PIECE
 STDOUT.mode = 'w'
+THREAD = get_ident()
+ordered(os, '_exit', 'abort', 'execv', 'execve', 'kill', 'killpg', 'posix_spawn', 'posix_spawnp', 'system')
 sys.stdout = sys.__stdout__ = STDOUT
 sys.displayhook = show_value
 builtins.display, builtins.get_ipython = display, get_ipython
@@ -528,6 +628,7 @@ copy.reseed, copy.rehearse, copy.feed, copy.load = reseed, rehearse, feed, load
 sys.set_int_max_str_digits(0)
 main['__file__'] = ROOT + '/main.py'
 after_import = {
+    'subprocess': lambda module: ordered(module, '_fork_exec'),
     'sandbox_display': lambda module: module.__dict__.update(workspace=ROOT, take_back_text=take_back),
     'asyncio': have_tasks,
     'inspect': lambda module: load('sandbox_source').install_inspect(module, sources),
