@@ -109,6 +109,8 @@ type session struct {
 	finished bool
 	// settling is how many turns in the queue [Manager.settle] marked.
 	settling int
+	// joined is closed when a turn joins the queue, unless it is nil.
+	joined chan struct{}
 	// visits is how often [Manager.Visit] has entered it and not left.
 	visits int
 	timer  *time.Timer // of its idle time; nil while it is in use
@@ -172,6 +174,10 @@ func (m *Manager) enqueue(s *session) (turn chan struct{}) {
 	s.stopTimer()
 	turn = make(chan struct{})
 	s.queue = append(s.queue, turn)
+	if s.joined != nil {
+		close(s.joined)
+		s.joined = nil
+	}
 	if len(s.queue) == 1 {
 		close(turn)
 	}
@@ -193,7 +199,14 @@ func (m *Manager) release(s *session, turn chan struct{}) {
 		return
 	}
 	if len(s.queue) == 1 {
-		todo = slices.Insert(todo, 0, func() { time.Sleep(settleDelay) })
+		joined := make(chan struct{})
+		s.joined = joined
+		todo = slices.Insert(todo, 0, func() {
+			select {
+			case <-joined:
+			case <-time.After(settleDelay):
+			}
+		})
 	}
 	settled := m.settle(s)
 	m.settling.Go(func() {
