@@ -45,7 +45,7 @@ func (e *executor) save(req frame.Request) (part []byte, err error) {
 		if f.copy != nil {
 			f.copy.Close() // the runtime gave it up
 		}
-		f.copy, err = f.tracker.Copy(req.Full, e.logf)
+		f.copy, err = f.tracker.Copy(req.Full, req.Changes, e.logf)
 	}
 	if f.copy == nil || err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package workspace
 import (
 	"archive/tar"
 	"bufio"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -23,7 +22,7 @@ import (
 // Tracker copies the files of a workspace out of the sandbox if they have changed since
 // the last copy.
 //
-// It compares a hash of what stat(2) returns for every entry. The change time covers
+// It compares a hash of what stat(2) returns for each entry. The change time covers
 // content, mode and links, and code cannot set it. Only a write through a shared mapping
 // may leave it as it is: on a tmpfs, the kernel notices the first write to a page at most.
 // While a process maps a file of the workspace in this way, the files count as changed. A
@@ -32,44 +31,82 @@ import (
 type Tracker struct {
 	Root Root
 	seed maphash.Seed
-	// copied is the hash at the time of the last copy, or 0 if it is not known.
-	copied uint64
+	// copied is what there was at the time of the last copy, or nil if it is not known.
+	copied *record
 	// mapped says that a process had such a mapping when that was looked for last.
 	mapped bool
+}
+
+// record is what there is in a workspace, in the order of an archive, and a hash for its own folder.
+type record struct {
+	root    uint64
+	entries []entry
+}
+
+// entry is an entry of the workspace. Its stamp is a hash of what stat(2) returns.
+type entry struct {
+	path     string
+	stamp    uint64
+	size     int64 // of its data, in bytes
+	isFolder bool
 }
 
 // tickTime is longer than a tick of the file system's clock, of at most 10 ms.
 const tickTime = 20 * time.Millisecond
 
-// look returns a hash of the workspace, which no later change can leave as it is. It
-// returns 0 if there are changes all the time.
-func (t *Tracker) look() (uint64, error) {
+// largeWorkspace is how many entries take about as long to look at as a tick.
+const largeWorkspace = 1000
+
+// coarse is the clock of change times, in ns.
+func coarse() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now)
+	return now.Nano()
+}
+
+// look returns a record of the workspace, which no later change can leave as it is. It returns nil if
+// there are changes all the time.
+func (t *Tracker) look() (*record, error) {
 	if t.seed == (maphash.Seed{}) {
 		t.seed = maphash.MakeSeed()
 	}
-	for began := time.Now(); ; time.Sleep(tickTime / 40) {
-		var now unix.Timespec
-		_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now) // the clock of change times
+	// What changed in this tick of the clock is looked at again after it. If there is much to look at, the
+	// next tick comes first.
+	last := coarse()
+	isLarge := t.copied != nil && len(t.copied.entries) > largeWorkspace
+	for began, tries := time.Now(), 0; ; time.Sleep(tickTime / 40) {
+		now := coarse()
+		if isLarge && now == last && time.Since(began) < tickTime {
+			continue
+		}
 		isRecent := false
-		var hash maphash.Hash
-		hash.SetSeed(t.seed)
-		var fields []byte
+		tries++
+		stamp := func(st *unix.Stat_t) uint64 {
+			isRecent = isRecent || st.Ctim.Nano() >= now
+			return maphash.Comparable(t.seed, [...]int64{
+				int64(st.Ino), int64(st.Mode), int64(st.Nlink), st.Size, st.Mtim.Nano(), st.Ctim.Nano()})
+		}
+		var all record
+		var root unix.Stat_t
+		if err := unix.Stat(t.Root.Path, &root); err != nil {
+			return nil, err
+		}
+		all.root = stamp(&root)
 		err := t.Root.scan(func(f found) error {
-			isRecent = isRecent || f.stat.Ctim.Nano() >= now.Nano()
-			fields = append(fields[:0], f.path...)
-			for _, field := range []int64{0, int64(f.stat.Ino), int64(f.stat.Mode), int64(f.stat.Nlink), f.stat.Size, f.stat.Mtim.Nano(), f.stat.Ctim.Nano()} {
-				fields = binary.NativeEndian.AppendUint64(fields, uint64(field))
+			one := entry{path: f.path, stamp: stamp(&f.stat), isFolder: f.stat.Mode&unix.S_IFMT == unix.S_IFDIR}
+			if f.stat.Mode&unix.S_IFMT == unix.S_IFREG {
+				one.size = min(f.stat.Size, f.stat.Blocks*512) / max(int64(f.stat.Nlink), 1)
 			}
-			_, _ = hash.Write(fields) // never fails
+			all.entries = append(all.entries, one)
 			return nil
 		})
 		switch {
 		case err != nil:
-			return 0, err
+			return nil, err
 		case !isRecent:
-			return max(hash.Sum64(), 1), nil
-		case time.Since(began) > tickTime:
-			return 0, nil
+			return &all, nil
+		case time.Since(began) > tickTime && tries > 1:
+			return nil, nil
 		}
 	}
 }
@@ -85,59 +122,195 @@ func (t *Tracker) Settle() (err error) {
 type Copy struct {
 	*io.PipeReader
 	tracker *Tracker
-	hash    uint64
+	copied  *record
 }
 
 // Copy begins a copy of all files. It returns nil if they have not changed since the last
-// copy, unless full is true. The caller reads the copy up to its end, calls Done then, and
+// copy, unless full is true. With changes, the copy may have just what has changed, after
+// [filetree.ChangesMark]; nobody else has made a copy since the last one then. The caller reads the copy up to its end, calls Done then, and
 // closes it in any case. No second copy may be made meanwhile.
-func (t *Tracker) Copy(full bool, logf func(format string, args ...any)) (*Copy, error) {
+func (t *Tracker) Copy(full, changes bool, logf func(format string, args ...any)) (*Copy, error) {
 	wasMapped := t.mapped
 	t.mapped = t.Root.isMapped()
-	hash, err := t.look()
+	now, err := t.look()
 	if err != nil {
 		return nil, err
 	}
-	if !full && hash != 0 && hash == t.copied && !wasMapped && !t.mapped {
-		return nil, nil
+	write := func(w *archiver) error { return w.all(now) }
+	if !full && now != nil && t.copied != nil && !wasMapped && !t.mapped {
+		changed := compare(t.copied.entries, now.entries)
+		switch {
+		// Somebody else may have copied a file that has come and gone: only the folder tells.
+		case len(changed) == 0 && (changes || now.root == t.copied.root):
+			return nil, nil
+		// Of two archives, the reader has more to do than of one.
+		case changes && 2*len(changed) < len(now.entries):
+			write = func(w *archiver) error { return w.changes(changed, now.entries) }
+		}
 	}
 	reader, writer := io.Pipe()
-	go func() { writer.CloseWithError(t.Root.archiveTo(writer, logf)) }()
-	return &Copy{reader, t, hash}, nil
+	go func() { writer.CloseWithError(t.Root.archiveTo(writer, write, logf)) }()
+	return &Copy{reader, t, now}, nil
 }
 
 // Done takes the files that the copy has for copied.
-func (c *Copy) Done() { c.tracker.copied = c.hash }
+func (c *Copy) Done() { c.tracker.copied = c.copied }
 
-// archiveTo writes all files that can be kept to an archive. It leaves out sockets, and
-// files that the sandbox's user may not read.
-func (r *Root) archiveTo(to io.Writer, logf func(format string, args ...any)) error {
-	buffer := bufio.NewWriterSize(to, filetree.MaxPart)
-	w := archiver{r, tar.NewWriter(buffer), map[uint64]string{}}
-	leftOut, example := 0, ""
-	err := r.scan(func(f found) error {
-		kept, err := w.add(f)
-		if !kept {
-			leftOut, example = leftOut+1, f.path
+// change is a path whose entry is another one, or gone.
+type change struct {
+	path   string
+	isGone bool
+}
+
+// compare returns what has changed, in the order of an archive, with the folders that lead there.
+func compare(before, now []entry) (changed []change) {
+	known := map[string]bool{}
+	add := func(path string, isGone bool) {
+		for at := range path {
+			if folder := path[:at]; path[at] == '/' && !known[folder] {
+				known[folder] = true
+				changed = append(changed, change{folder, false})
+			}
 		}
-		return err
-	})
-	if leftOut > 0 {
-		logf("%d files of the workspace cannot be kept, such as %.200q", leftOut, example)
+		if !known[path] {
+			known[path] = true
+			changed = append(changed, change{path, isGone})
+		}
+	}
+	hidden := "/" // what begins with this has gone with its folder
+	for len(before) > 0 || len(now) > 0 {
+		order := 0
+		switch {
+		case len(before) == 0:
+			order = 1
+		case len(now) == 0:
+			order = -1
+		default:
+			order = filetree.Compare(before[0].path, now[0].path)
+		}
+		if order < 0 {
+			if !strings.HasPrefix(before[0].path, hidden) {
+				hidden = before[0].path + "/"
+				add(before[0].path, true)
+			}
+			before = before[1:]
+			continue
+		}
+		if order > 0 || before[0] != now[0] {
+			add(now[0].path, false)
+		}
+		if order == 0 {
+			if before[0].isFolder && !now[0].isFolder {
+				hidden = now[0].path + "/"
+			}
+			before = before[1:]
+		}
+		now = now[1:]
+	}
+	return changed
+}
+
+// archiveTo writes files to an archive. It leaves out sockets, and files that the sandbox's user may not
+// read.
+func (r *Root) archiveTo(to io.Writer, write func(*archiver) error, logf func(format string, args ...any)) error {
+	buffer := bufio.NewWriterSize(to, filetree.MaxPart)
+	w := &archiver{root: r, buffer: buffer, archive: tar.NewWriter(buffer), first: map[uint64]string{}}
+	err := write(w)
+	if w.leftOut > 0 {
+		logf("%d files of the workspace cannot be kept, such as %.200q", w.leftOut, w.example)
 	}
 	return errors.Join(err, w.archive.Close(), buffer.Flush())
 }
 
 type archiver struct {
 	root    *Root
+	buffer  *bufio.Writer
 	archive *tar.Writer
 	// first has the path of each file with several names, by its inode.
 	first map[uint64]string
+	// leftOut counts what cannot be kept.
+	leftOut int
+	example string
 }
 
-// add adds an entry. It reports whether the entry can be kept; the error is the
+// all adds everything that is in the record, or all if that is nil: what has come since then could go again
+// before it is compared.
+func (w *archiver) all(known *record) error {
+	var entries []entry
+	if known != nil {
+		entries = known.entries
+	}
+	return w.root.scan(func(f found) error {
+		if known != nil {
+			for len(entries) > 0 && filetree.Compare(entries[0].path, f.path) < 0 {
+				entries = entries[1:]
+			}
+			if len(entries) == 0 || entries[0].path != f.path {
+				return nil
+			}
+		}
+		return w.add(f)
+	})
+}
+
+// changes adds what has changed. What has gone since then is left as it was before.
+func (w *archiver) changes(changed []change, now []entry) error {
+	size := int64(0)
+	for _, one := range now {
+		size += one.size
+	}
+	if _, err := fmt.Fprintf(w.buffer, "%s%d %d\n", filetree.ChangesMark, len(now), size); err != nil {
+		return err
+	}
+	missing := "/"
+	for _, c := range changed {
+		if strings.HasPrefix(c.path, missing) {
+			continue
+		}
+		if c.isGone {
+			if filetree.CheckPath(c.path) != nil {
+				continue // it was not kept
+			}
+			if err := filetree.Write(w.archive, filetree.Entry{Kind: filetree.Gone, Path: c.path}); err != nil {
+				return err
+			}
+			continue
+		}
+		f, err := w.root.stat(c.path)
+		if err != nil {
+			missing = c.path + "/"
+			continue
+		}
+		if err := w.add(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stat returns the entry of a path, which leads over no link.
+func (r *Root) stat(name string) (found, error) {
+	f := found{path: name}
+	file, err := r.open(path.Join(r.Path, name), unix.O_PATH|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return f, err
+	}
+	defer file.Close()
+	return f, unix.Fstat(int(file.Fd()), &f.stat)
+}
+
+// add adds an entry, or counts it as left out. The error is the archive's.
+func (w *archiver) add(f found) error {
+	kept, err := w.entry(f)
+	if !kept {
+		w.leftOut, w.example = w.leftOut+1, f.path
+	}
+	return err
+}
+
+// entry adds an entry. It reports whether the entry can be kept; the error is the
 // archive's.
-func (w *archiver) add(f found) (kept bool, err error) {
+func (w *archiver) entry(f found) (kept bool, err error) {
 	if filetree.CheckPath(f.path) != nil {
 		return false, nil
 	}

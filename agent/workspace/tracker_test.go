@@ -45,7 +45,7 @@ func (w *tracked) path(name string) string { return filepath.Join(w.folder, name
 // copy returns a copy of the files; nil if nothing has changed.
 func (w *tracked) copy() []byte {
 	w.t.Helper()
-	copied := must.Get(w.Copy(false, func(format string, args ...any) { fmt.Fprintf(&w.log, format, args...) }))(w.t)
+	copied := must.Get(w.Copy(false, false, func(format string, args ...any) { fmt.Fprintf(&w.log, format, args...) }))(w.t)
 	if copied == nil {
 		return nil
 	}
@@ -128,13 +128,13 @@ func TestTracker_FindsMappings(t *testing.T) {
 func TestTracker_CopiesAgainAfterAFailure(t *testing.T) {
 	w := track(t)
 	write(t, w.path("d/b"), "other")
-	copied := must.Get(w.Copy(false, t.Logf))(t)
+	copied := must.Get(w.Copy(false, false, t.Logf))(t)
 	must.Get(copied.Read(make([]byte, 1)))(t)
 	must.Do(t, copied.Close())
 	if w.copy() == nil {
 		t.Error("the files count as copied")
 	}
-	if full := must.Get(w.Copy(true, t.Logf))(t); full == nil {
+	if full := must.Get(w.Copy(true, false, t.Logf))(t); full == nil {
 		t.Error("there is no full copy")
 	} else {
 		full.Close()
@@ -258,7 +258,7 @@ func TestRestore_WritesWhatWasCopied(t *testing.T) {
 	if diff := cmp.Diff(describe(&w.Root), describe(&again.Root)); diff != "" {
 		t.Error(diff)
 	}
-	if copied := must.Get(again.Copy(false, t.Logf))(t); copied != nil {
+	if copied := must.Get(again.Copy(false, false, t.Logf))(t); copied != nil {
 		t.Error("what was restored counts as changed")
 	}
 }

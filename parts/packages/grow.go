@@ -47,5 +47,5 @@ func copyFiles(ctx context.Context, to, from sandbox.Sandbox) error {
 	if !ok1 || !ok2 {
 		return errors.New("these sandboxes cannot copy files")
 	}
-	return target.RestoreFiles(ctx, source.SaveFiles(ctx, true))
+	return target.RestoreFiles(ctx, source.SaveFiles(ctx, sandbox.All))
 }

@@ -67,13 +67,25 @@ type Sandbox interface {
 	OnEnd(f func())
 }
 
+// Extent is what an archive of a workspace has.
+type Extent int
+
+const (
+	// Changes is what has changed since the last archive that was read to its end, or everything; or
+	// nothing if nothing has changed.
+	Changes Extent = iota
+	// IfChanged is everything, or nothing if nothing has changed.
+	IfChanged
+	// All is everything.
+	All
+)
+
 // Saver is a sandbox that can copy its workspace out and in.
 type Saver interface {
 	// SaveFiles returns a reader of an archive of /workspace, as package filetree defines
-	// it. The bytes come from the sandbox and are not checked. Unless full is true, the
-	// archive is empty if nothing has changed since the last one that was read to its end.
+	// it. The bytes come from the sandbox and are not checked.
 	// No call may run until the reader has returned an error.
-	SaveFiles(ctx context.Context, full bool) io.Reader
+	SaveFiles(ctx context.Context, extent Extent) io.Reader
 	// RestoreFiles writes the files of such an archive, which may be empty, before the
 	// first call. The workspace then counts as saved. After an error it is incomplete, and
 	// the sandbox must not be used.

@@ -21,14 +21,14 @@ type failing struct{ error }
 func (f failing) Read([]byte) (int, error) { return 0, f.error }
 
 // SaveFiles implements [sandbox.Saver]. The files have no folders.
-func (s *Sandbox) SaveFiles(ctx context.Context, full bool) io.Reader {
+func (s *Sandbox) SaveFiles(ctx context.Context, extent sandbox.Extent) io.Reader {
 	if err := s.usable(ctx); err != nil {
 		return failing{err}
 	}
 	s.workspace.mu.Lock()
 	defer s.workspace.mu.Unlock()
 	var buffer bytes.Buffer
-	if s.workspace.saved && !full {
+	if s.workspace.saved && extent != sandbox.All {
 		return &buffer
 	}
 	archive := tar.NewWriter(&buffer)

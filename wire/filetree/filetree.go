@@ -105,6 +105,7 @@ func Write(to *tar.Writer, e Entry) error {
 // Reader reads an archive. Read returns the data of the last entry.
 type Reader struct {
 	*tar.Reader
+	changes bool // the archive is one of changes
 	entries int
 	// folders leads from the root to the folder of the last entry.
 	folders []folder
@@ -120,7 +121,7 @@ type folder struct {
 
 // NewReader returns a Reader of an archive.
 func NewReader(from io.Reader) *Reader {
-	return &Reader{tar.NewReader(from), 0, []folder{{path: "."}}, map[uint64]struct{}{}, maphash.MakeSeed()}
+	return &Reader{tar.NewReader(from), false, 0, []folder{{path: "."}}, map[uint64]struct{}{}, maphash.MakeSeed()}
 }
 
 // Next returns the next entry. At the end of the archive the error is [io.EOF].
@@ -133,6 +134,9 @@ func (r *Reader) Next() (Entry, error) {
 		return Entry{}, fmt.Errorf("the archive has more than %d entries", MaxEntries)
 	}
 	e, err := entryOf(header)
+	if err == nil && e.Kind == Gone && !r.changes {
+		err = fmt.Errorf("%.200q: it has gone, and the archive is not one of changes", e.Path)
+	}
 	if err == nil {
 		err = r.place(e)
 	}
@@ -168,7 +172,7 @@ func (e *Entry) check(h *tar.Header) error {
 		return fmt.Errorf("it is not a file and has %d bytes", h.Size)
 	}
 	switch e.Kind {
-	case Folder, FIFO:
+	case Folder, FIFO, Gone:
 		return nil
 	case File:
 		return e.setPieces(h)

@@ -8,7 +8,7 @@ const (
 	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep, Shared, Given
 	Interrupt = "interrupt" // ID of a running or waiting execute
 	Read      = "read"      // ID, Path, Offset, Length: a file under /workspace
-	Save      = "save"      // ID, Full, Next: a part of a copy of /workspace
+	Save      = "save"      // ID, Full, Changes, Next: a part of a copy of /workspace
 	Restore   = "restore"   // ID, Contents: a part of such a copy to write, before the first execute
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
 	Reseed    = "reseed"    // ID, Rehearse: the sandbox is a copy of another; before its own first execute
@@ -127,11 +127,12 @@ type Request struct {
 	// a call comes before. It is for copies in which everything is slow at first.
 	Rehearse bool `json:"rehearse,omitempty"`
 
-	// Full asks for a copy even if nothing has changed since the last one. Next asks for
-	// the next part of the copy that was begun; without it, another one begins. The parts
-	// are an archive of package filetree. An empty part ends it.
-	Full bool `json:"full,omitempty"`
-	Next bool `json:"next,omitempty"`
+	// Full asks for a copy even if nothing has changed since the last one, and Changes says that a
+	// copy may have just what has. Next asks for the next part of the copy that was begun; without
+	// it, another one begins. The parts are an archive of package filetree. An empty part ends it.
+	Full    bool `json:"full,omitempty"`
+	Changes bool `json:"changes,omitempty"`
+	Next    bool `json:"next,omitempty"`
 
 	Path   string `json:"path,omitempty"`
 	Offset int64  `json:"offset,omitempty"`

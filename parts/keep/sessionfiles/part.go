@@ -191,15 +191,11 @@ func restore(ctx context.Context, files *Files, box sandbox.Sandbox) (*call.Rest
 		}
 		return nil, nil
 	}
-	archive, err := files.Open()
+	count, size, err := files.Restore(box, func(archive io.Reader) error { return saver.RestoreFiles(ctx, archive) })
 	if err != nil {
 		return nil, err
 	}
-	defer archive.Close()
-	if err := saver.RestoreFiles(ctx, archive); err != nil {
-		return nil, err
-	}
-	return &call.Restored{Files: head.Entries, Bytes: head.Size, Saved: head.Saved}, nil
+	return &call.Restored{Files: count, Bytes: size, Saved: head.Saved}, nil
 }
 
 var errNotSaver = errors.New("the files of this sandbox cannot be copied")
@@ -290,7 +286,7 @@ func (m *member) save() {
 	saver, ok := m.Sandbox().(sandbox.Saver)
 	err := errNotSaver
 	if ok {
-		err = m.kept.files.Save(func(full bool) io.Reader { return saver.SaveFiles(ctx, full) })
+		err = m.kept.files.Save(saver, func(extent sandbox.Extent) io.Reader { return saver.SaveFiles(ctx, extent) })
 	}
 	m.part.mu.Lock()
 	defer m.part.mu.Unlock()

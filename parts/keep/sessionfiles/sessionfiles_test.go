@@ -24,6 +24,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
@@ -50,9 +51,9 @@ func newMachine(t testing.TB) *machine {
 
 // copy copies the files as a sandbox does. It fails with broken, unless that is nil, at
 // the end.
-func (m *machine) copy(broken error) func(full bool) io.Reader {
-	return func(full bool) io.Reader {
-		copied := must.Get(m.tracker.Copy(full, m.t.Logf))(m.t)
+func (m *machine) copy(broken error) func(sandbox.Extent) io.Reader {
+	return func(extent sandbox.Extent) io.Reader {
+		copied := must.Get(m.tracker.Copy(extent == sandbox.All, extent == sandbox.Changes, m.t.Logf))(m.t)
 		if copied == nil {
 			return strings.NewReader("")
 		}
@@ -70,10 +71,10 @@ func (m *machine) copy(broken error) func(full bool) io.Reader {
 func (m *machine) restore(files *Files) error {
 	head, err := files.Head()
 	if err == nil && head != nil {
-		var archive io.ReadCloser
-		if archive, err = files.Open(); err == nil {
-			defer archive.Close()
-			err = m.tracker.Root.Restore(archive)
+		var count, size int64
+		count, size, err = files.Restore(m, m.tracker.Root.Restore)
+		if err == nil && (count != head.Entries || size > head.Size+head.Entries<<12 || head.Size > size+head.Entries<<12) {
+			m.t.Errorf("%d entries of %d bytes are restored, and its head says %d of %d", count, size, head.Entries, head.Size)
 		}
 	}
 	if err != nil {
@@ -230,7 +231,7 @@ func TestSave_KeepsWhatRandomHistoriesLeave(t *testing.T) {
 			for range random.IntN(30) {
 				h.step()
 			}
-			must.Do(t, files.Save(m.copy(nil)))
+			must.Do(t, files.Save(m, m.copy(nil)))
 			want := treeOf(t, m.folder)
 			if random.IntN(2) == 0 {
 				files.Close()
@@ -241,7 +242,7 @@ func TestSave_KeepsWhatRandomHistoriesLeave(t *testing.T) {
 			if diff := cmp.Diff(want, treeOf(t, again.folder)); diff != "" {
 				t.Fatalf("history %d: %s", n, diff)
 			}
-			if copied := must.Get(again.tracker.Copy(false, t.Logf))(t); copied != nil {
+			if copied := must.Get(again.tracker.Copy(false, false, t.Logf))(t); copied != nil {
 				t.Fatalf("history %d: what was restored counts as changed", n)
 			}
 			if random.IntN(2) == 0 {
@@ -262,7 +263,7 @@ func saved(t testing.TB, folder string) (*store.Store, map[string]string) {
 	for i := range 3 {
 		must.Do(t, os.WriteFile(filepath.Join(m.folder, fmt.Sprint(i)), bytes.Repeat([]byte{'a' + byte(i)}, 5000), 0o644))
 		must.Do(t, os.WriteFile(filepath.Join(m.folder, "changed"), fmt.Append(nil, i), 0o644))
-		must.Do(t, files.Save(m.copy(nil)))
+		must.Do(t, files.Save(m, m.copy(nil)))
 	}
 	files.Close()
 	return store, treeOf(t, m.folder)
@@ -286,16 +287,93 @@ func TestSave_SavesNothingWithoutAChange(t *testing.T) {
 	defer files.Close()
 	m := newMachine(t)
 	must.Do(t, m.restore(files))
-	before := archiveIn(t, folder)
-	must.Do(t, files.Save(m.copy(nil)))
-	if after := archiveIn(t, folder); after != before {
-		t.Errorf("%s was replaced by %s", before, after)
+	saved := func() string { return must.Get(files.Head())(t).Sum }
+	before := saved()
+	must.Do(t, files.Save(m, m.copy(nil)))
+	if saved() != before {
+		t.Error("something was saved")
 	}
 	must.Do(t, os.Remove(filepath.Join(m.folder, "0")))
-	must.Do(t, files.Save(m.copy(nil)))
-	if after := archiveIn(t, folder); after == before {
+	must.Do(t, files.Save(m, m.copy(nil)))
+	if saved() == before {
 		t.Error("a change was not saved")
 	}
+}
+
+// A sandbox does not know of a file that another one of the same workspace has made, and whose removal it
+// sees: it saves everything.
+func TestSave_OfAnotherSandboxSavesEverything(t *testing.T) {
+	files := must.Get(acquire(storeIn(t, t.TempDir(), 1<<30), key))(t)
+	defer files.Close()
+	first := newMachine(t)
+	second := &machine{t, first.folder, workspace.Tracker{Root: workspace.Root{Path: first.folder}}}
+	for i := range 9 {
+		must.Do(t, os.WriteFile(filepath.Join(first.folder, fmt.Sprint(i)), nil, 0o644))
+	}
+	must.Do(t, files.Save(second, second.copy(nil)))
+	must.Do(t, files.Save(first, first.copy(nil)))
+	must.Do(t, os.WriteFile(filepath.Join(first.folder, "new"), nil, 0o644))
+	must.Do(t, files.Save(second, second.copy(nil)))
+	must.Do(t, os.Remove(filepath.Join(first.folder, "new")))
+	must.Do(t, files.Save(first, first.copy(nil)))
+	again := newMachine(t)
+	must.Do(t, again.restore(files))
+	if diff := cmp.Diff(treeOf(t, first.folder), treeOf(t, again.folder)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Changes are added to an archive, which is written anew once in a while; what a server that was killed
+// left behind it is no part of it.
+func TestSave_AddsWhatHasChanged(t *testing.T) {
+	folder := t.TempDir()
+	kept := storeIn(t, folder, 1<<30)
+	files := must.Get(acquire(kept, key))(t)
+	m := newMachine(t)
+	random := seed.New(t)
+	for i := range 100 {
+		noise := make([]byte, 1000)
+		for i := range noise {
+			noise[i] = byte(random.Uint32())
+		}
+		must.Do(t, os.WriteFile(filepath.Join(m.folder, fmt.Sprint(i)), noise, 0o644))
+	}
+	must.Do(t, files.Save(m, m.copy(nil)))
+	all := must.Get(files.Head())(t).Bytes
+	most := 0
+	for i := range 3 * maxParts {
+		must.Do(t, os.WriteFile(filepath.Join(m.folder, "7"), fmt.Append(nil, i), 0o644))
+		must.Do(t, files.Save(m, m.copy(nil)))
+		head := must.Get(files.Head())(t)
+		most = max(most, len(head.Parts))
+		if head.Bytes > all+maxParts*1000 {
+			t.Fatalf("%d bytes after %d changes, and %d before", head.Bytes, i+1, all)
+		}
+		if i == maxParts/2 {
+			left := must.Get(os.OpenFile(archiveIn(t, folder), os.O_WRONLY|os.O_APPEND, 0))(t)
+			must.Get(left.WriteString("left by a server that was killed"))(t)
+			must.Do(t, left.Close())
+			files.Close()
+			files = must.Get(acquire(kept, key))(t)
+			again := newMachine(t)
+			must.Do(t, again.restore(files))
+			m = again
+		}
+	}
+	if most != maxParts {
+		t.Errorf("an archive has at most %d parts, want %d", most, maxParts)
+	}
+	again := newMachine(t)
+	must.Do(t, again.restore(files))
+	if diff := cmp.Diff(treeOf(t, m.folder), treeOf(t, again.folder)); diff != "" {
+		t.Error(diff)
+	}
+	// An archive that has made room for those of others is written anew.
+	must.Do(t, os.Remove(archiveIn(t, folder)))
+	must.Do(t, os.WriteFile(filepath.Join(m.folder, "7"), nil, 0o644))
+	must.Do(t, files.Save(m, m.copy(nil)))
+	archiveIn(t, folder)
+	files.Close()
 }
 
 // A copy that does not end leaves what was kept before, and the next save has
@@ -309,14 +387,14 @@ func TestSave_LeavesTheLastOneIfItFails(t *testing.T) {
 	must.Do(t, m.restore(files))
 	must.Do(t, os.WriteFile(filepath.Join(m.folder, "new"), bytes.Repeat([]byte("new"), 1<<20), 0o644))
 	broken := errors.New("the sandbox ended")
-	for name, copy := range map[string]func(bool) io.Reader{
-		"at once": func(bool) io.Reader { return iotest.ErrReader(broken) },
-		"in the middle": func(full bool) io.Reader {
-			return io.MultiReader(io.LimitReader(m.copy(nil)(full), 1<<20), iotest.ErrReader(broken))
+	for name, copy := range map[string]func(sandbox.Extent) io.Reader{
+		"at once": func(sandbox.Extent) io.Reader { return iotest.ErrReader(broken) },
+		"in the middle": func(extent sandbox.Extent) io.Reader {
+			return io.MultiReader(io.LimitReader(m.copy(nil)(extent), 1<<20), iotest.ErrReader(broken))
 		},
 		"at its end": m.copy(broken),
 	} {
-		if err := files.Save(copy); !errors.Is(err, broken) {
+		if err := files.Save(m, copy); !errors.Is(err, broken) {
 			t.Errorf("%s: error %v", name, err)
 		}
 		archiveIn(t, folder)
@@ -326,7 +404,7 @@ func TestSave_LeavesTheLastOneIfItFails(t *testing.T) {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
-	must.Do(t, files.Save(m.copy(nil)))
+	must.Do(t, files.Save(m, m.copy(nil)))
 	again := newMachine(t)
 	must.Do(t, again.restore(files))
 	if diff := cmp.Diff(treeOf(t, m.folder), treeOf(t, again.folder)); diff != "" {
@@ -354,7 +432,7 @@ func TestSave_RefusesWhatIsNoTree(t *testing.T) {
 			must.Do(t, w.WriteHeader(&header))
 		}
 		must.Do(t, w.Close())
-		if err := files.Save(func(bool) io.Reader { return &archive }); err == nil {
+		if err := files.Save(nil, func(sandbox.Extent) io.Reader { return &archive }); err == nil {
 			t.Errorf("%+v was saved", headers)
 		}
 	}
@@ -406,7 +484,7 @@ func TestRestore_RefusesWhatIsDamaged(t *testing.T) {
 						t.Errorf("%s of %s: what was set aside is another file", name, file)
 					}
 					must.Do(t, m.restore(files))
-					must.Do(t, files.Save(m.copy(nil)))
+					must.Do(t, files.Save(m, m.copy(nil)))
 				}
 				files.Close()
 				if name == "none" {
@@ -425,11 +503,11 @@ func TestSave_IsBounded(t *testing.T) {
 	m := newMachine(t)
 	in := func(name string) string { return filepath.Join(m.folder, name) }
 	must.Do(t, os.WriteFile(in("f"), []byte("text"), 0o644))
-	must.Do(t, files.Save(m.copy(nil)))
+	must.Do(t, files.Save(m, m.copy(nil)))
 	want := treeOf(t, m.folder)
 	must.Do(t, os.WriteFile(in("large"), make([]byte, 300<<10), 0o644))
 	var large *store.TooLargeError
-	if err := files.Save(m.copy(nil)); !errors.As(err, &large) {
+	if err := files.Save(m, m.copy(nil)); !errors.As(err, &large) {
 		t.Errorf("error %v", err)
 	}
 	again := newMachine(t)
@@ -441,7 +519,7 @@ func TestSave_IsBounded(t *testing.T) {
 	must.Do(t, os.Remove(in("large")))
 	must.Do(t, os.WriteFile(in("sparse"), nil, 0o644))
 	must.Do(t, os.Truncate(in("sparse"), 1<<40))
-	must.Do(t, files.Save(m.copy(nil)))
+	must.Do(t, files.Save(m, m.copy(nil)))
 }
 
 // An export has the files of a session, also while a server has it.
@@ -460,7 +538,7 @@ func TestExport_WritesATarFile(t *testing.T) {
 	must.Get(sparse.WriteAt([]byte("middle"), 1<<20))(t)
 	must.Do(t, sparse.Truncate(2<<20))
 	must.Do(t, sparse.Close())
-	must.Do(t, files.Save(m.copy(nil)))
+	must.Do(t, files.Save(m, m.copy(nil)))
 	var archive bytes.Buffer
 	must.Do(t, Export(must.Get(store.List(folder))(t)[0], &archive))
 	zip := must.Get(zstd.NewReader(&archive))(t)
@@ -486,7 +564,7 @@ func TestExport_WritesATarFile(t *testing.T) {
 	}
 	// What would fill a disk with zeros is refused.
 	must.Do(t, os.Truncate(in("sparse"), 1<<40))
-	must.Do(t, files.Save(m.copy(nil)))
+	must.Do(t, files.Save(m, m.copy(nil)))
 	if err := Export(must.Get(store.List(folder))(t)[0], io.Discard); err == nil || !strings.Contains(err.Error(), "with their holes") {
 		t.Errorf("error %v", err)
 	}

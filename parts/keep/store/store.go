@@ -42,7 +42,9 @@ const (
 )
 
 const (
-	headVersion = 1
+	// headVersion is that of a head, and partsVersion of one with several parts: a program that knows no
+	// parts would take the first one for everything.
+	headVersion, partsVersion = 1, 2
 	// maxHead bounds a head and the description of a holder, in bytes.
 	maxHead = 64 << 10
 	// maxSessions bounds the sessions of a store: each counts as if it had at least this
@@ -79,10 +81,12 @@ type Head struct {
 	// be on disk yet. It is empty if the data is.
 	Boot string `json:"boot,omitempty"`
 	// Entries and Size are the number of files in the data, and their size in bytes. Sum
-	// is the SHA-256 of the data in hexadecimal. Only data that is a file has them.
-	Entries int64  `json:"entries,omitempty"`
-	Size    int64  `json:"size,omitempty"`
-	Sum     string `json:"sum,omitempty"`
+	// is the SHA-256 of its first Bytes bytes in hexadecimal. Parts are the sizes of its parts on
+	// disk, in bytes, if there are several. Only data that is a file has them.
+	Entries int64   `json:"entries,omitempty"`
+	Size    int64   `json:"size,omitempty"`
+	Sum     string  `json:"sum,omitempty"`
+	Parts   []int64 `json:"parts,omitempty"`
 }
 
 // encode returns a line of JSON and a line with its sum.
@@ -104,8 +108,17 @@ func decodeHead(data []byte) (*Head, error) {
 	if err := json.Unmarshal(text, &h); err != nil {
 		return nil, &DamagedError{"its head is not JSON"}
 	}
-	if h.Version != headVersion {
-		return nil, &DamagedError{fmt.Sprintf("its head has version %d, not %d", h.Version, headVersion)}
+	if h.Version != headVersion && h.Version != partsVersion {
+		return nil, &DamagedError{fmt.Sprintf("its head has version %d, not %d or %d", h.Version, headVersion, partsVersion)}
+	}
+	left := h.Bytes
+	for _, part := range h.Parts {
+		if left -= part; part <= 0 || left < 0 {
+			return nil, &DamagedError{"its head has parts that are larger than the data"}
+		}
+	}
+	if len(h.Parts) > 0 && left != 0 {
+		return nil, &DamagedError{"its head has parts that are smaller than the data"}
 	}
 	if h.Data != "" && (!strings.HasPrefix(h.Data, dataPrefix) || filepath.Base(h.Data) != h.Data) {
 		return nil, &DamagedError{fmt.Sprintf("its head names the data %.200q", h.Data)}
@@ -332,8 +345,15 @@ func (s *Slot) Next() string {
 	return filepath.Join(s.folder, s.next)
 }
 
-// Commit replaces the session's data by the data at the path that Next returned last. The
-// caller sets Bytes of the head, and Entries, Size and Sum. The data must be on disk. The error
+// Again returns the path of the session's data, for more of it: the first Bytes of the head stay. It has
+// data.
+func (s *Slot) Again() string {
+	s.next = s.head.Data
+	return s.Path()
+}
+
+// Commit replaces the session's data by the data at the path that Next or Again returned last. The
+// caller sets Bytes of the head, and Entries, Size, Sum and Parts. The data must be on disk. The error
 // is a [*TooLargeError] if there is no room for it.
 func (s *Slot) Commit(head Head) error { return s.commit(head, "", true) }
 
@@ -367,6 +387,9 @@ func (s *Slot) CommitEarly(head Head) error {
 
 func (s *Slot) commit(head Head, boot string, mayRefuse bool) error {
 	head.Version, head.Key, head.Data, head.Boot, head.Saved = headVersion, s.Key, s.next, boot, time.Now().UTC()
+	if len(head.Parts) > 0 {
+		head.Version = partsVersion
+	}
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
 	var full *TooLargeError

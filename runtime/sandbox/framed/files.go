@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/filetree"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
@@ -15,8 +16,9 @@ import (
 const saveTimeout = 30 * time.Second
 
 // SaveFiles implements [sandbox.Saver].
-func (s *Sandbox) SaveFiles(ctx context.Context, full bool) io.Reader {
-	return &copyReader{ctx: ctx, sandbox: s, request: frame.Request{Type: frame.Save, Full: full}}
+func (s *Sandbox) SaveFiles(ctx context.Context, extent sandbox.Extent) io.Reader {
+	request := frame.Request{Type: frame.Save, Full: extent == sandbox.All, Changes: extent == sandbox.Changes}
+	return &copyReader{ctx: ctx, sandbox: s, request: request}
 }
 
 // copyReader asks the agent for the parts of a copy.
