@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Language describes an interpreter with a name to the runtime. Nix writes it from the
@@ -65,10 +66,39 @@ func (p *Pattern) UnmarshalText(text []byte) (err error) {
 	if len(text) == 0 {
 		return nil
 	}
-	if p.Regexp, err = regexp.Compile("(?m)" + string(text)); err != nil {
+	if p.Regexp, err = compiled.get("(?m)" + string(text)); err != nil {
 		return wrong(p, strconv.AppendQuote(nil, string(text)))
 	}
 	return nil
+}
+
+// expressions are shared by environments of one language, in whose metadata each is written: to compile
+// them takes half of the start, and 150 KiB, for each environment.
+type expressions struct {
+	mu  sync.Mutex
+	all map[string]*regexp.Regexp
+}
+
+var compiled = expressions{all: map[string]*regexp.Regexp{}}
+
+// maxExpressions bounds what is kept when metadata changes while the server runs.
+const maxExpressions = 1000
+
+func (e *expressions) get(text string) (*regexp.Regexp, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if one := e.all[text]; one != nil {
+		return one, nil
+	}
+	one, err := regexp.Compile(text)
+	if err != nil {
+		return nil, err
+	}
+	if len(e.all) >= maxExpressions {
+		clear(e.all)
+	}
+	e.all[text] = one
+	return one, nil
 }
 
 // Matches reports whether a text matches. None matches the zero value.

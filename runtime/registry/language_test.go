@@ -2,6 +2,7 @@ package registry
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -156,5 +157,31 @@ func TestLanguage_NamesWhatIsWrong(t *testing.T) {
 		if _, err := Read(document(t, map[string]any{}, map[string]any{"interpreters": value})); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// Environments of one language share its expressions, and a wrong one stays wrong.
+func TestPattern_IsShared(t *testing.T) {
+	var a, b Pattern
+	for _, p := range []*Pattern{&a, &b} {
+		if err := p.UnmarshalText([]byte("^shared (.*)$")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a.Regexp != b.Regexp {
+		t.Error("each environment compiles it")
+	}
+	for range 2 {
+		if err := a.UnmarshalText([]byte("(")); err == nil {
+			t.Error("a wrong expression is taken")
+		}
+	}
+	for i := range 2 * maxExpressions {
+		if err := b.UnmarshalText(fmt.Append(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(compiled.all); n > maxExpressions {
+		t.Errorf("%d expressions are kept", n)
 	}
 }
