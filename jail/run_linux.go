@@ -13,7 +13,7 @@ const serveName = "session-run"
 
 // steps are the launcher's own arguments, after which it takes one step of a start.
 var steps = map[string]func(args []string) error{
-	Step: RunStep, Wait: RunWait, HandOut: RunHandOut,
+	Step: RunStep, Wait: RunWait, HandOut: RunHandOut, Merge: RunMerge,
 }
 
 // Run runs the launcher with these arguments. It returns only if that fails or starts no
@@ -58,6 +58,8 @@ func Run(args []string, version string, devices DeviceFinder) error {
 			findings = append(findings, devices.Findings(spec)...)
 		}
 		return WriteFindings(os.Stdout, findings)
+	case GrowName:
+		return spec.Grow(os.Getenv, os.Stdout)
 	case WorkspaceName:
 		project, err := spec.readProject(os.Getenv(projectVariable), os.Getenv("PROJECT_MOUNT"), os.Getenv("PROJECT_MODE"))
 		if err != nil {

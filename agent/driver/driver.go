@@ -50,6 +50,9 @@ type Driver struct {
 	// Rehearse is code that works like a small call and like the end of a program, and
 	// leaves only output behind. [Load] takes Warm if it is empty.
 	Rehearse string `json:"rehearse"`
+	// Grow is code that adds a folder of programs, with the modules that belong to it, to those that the
+	// interpreter finds, with @path@ for the folder's path, which has only letters, digits and /-._+?=.
+	Grow string `json:"grow"`
 	// Stdin is code that makes another file the interpreter's stdin, with @path@ for its path, which
 	// has only letters, digits, / and -.
 	Stdin string `json:"stdin"`
@@ -109,6 +112,11 @@ func Load(folder string) (*Driver, error) {
 // StdinCode returns code that makes a file the interpreter's stdin.
 func (d *Driver) StdinCode(path string) string {
 	return strings.ReplaceAll(d.Stdin, "@path@", path)
+}
+
+// GrowCode returns code that adds a folder of programs.
+func (d *Driver) GrowCode(path string) string {
+	return strings.ReplaceAll(d.Grow, "@path@", path)
 }
 
 // VariableCode returns code that sets a variable to a value in JSON.

@@ -117,8 +117,8 @@ func TestPythonFigures(t *testing.T) {
 	}
 }
 
-// A loop that prints leaves in pieces, and nobody can tell: nothing is printed before it that comes
-// after, and what ends the interpreter loses none of it.
+// What a loop prints leaves in pieces, as if it left in lines: in its order, and whole, however the
+// interpreter ends.
 func TestPythonPrinting(t *testing.T) {
 	t.Parallel()
 	const loop = "import os, signal, subprocess, sys, threading, time\nfor i in range(3000): print(i)\n"

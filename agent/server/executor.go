@@ -123,6 +123,8 @@ func (e *executor) do(ctx context.Context, t task) error {
 		return e.out.Write(e.answerFiles(t.request))
 	case frame.Reseed:
 		return e.reseed(ctx, t.request)
+	case frame.Grow:
+		return e.grow(ctx, t.request)
 	}
 	if !e.take(t.call) {
 		return nil
@@ -158,18 +160,7 @@ func (e *executor) configure(req frame.Request) error {
 	if len(req.Env) == 0 {
 		return nil
 	}
-	env := e.spec.Env
-	e.spec.Env = nil
-	for _, pair := range env {
-		name, _, _ := strings.Cut(pair, "=")
-		if _, ok := req.Env[name]; !ok {
-			e.spec.Env = append(e.spec.Env, pair)
-		}
-	}
-	for name, value := range req.Env {
-		e.spec.Env = append(e.spec.Env, name+"="+value)
-	}
-	e.visits.SetEnv(slices.Clone(e.spec.Env))
+	e.setEnv(req.Env)
 	if e.phase == absent {
 		return nil
 	}
@@ -178,6 +169,22 @@ func (e *executor) configure(req frame.Request) error {
 	}
 	_ = e.start(nil)
 	return nil
+}
+
+// setEnv sets variables of interpreters and programs that start later.
+func (e *executor) setEnv(variables map[string]string) {
+	env := e.spec.Env
+	e.spec.Env = nil
+	for _, pair := range env {
+		name, _, _ := strings.Cut(pair, "=")
+		if _, ok := variables[name]; !ok {
+			e.spec.Env = append(e.spec.Env, pair)
+		}
+	}
+	for name, value := range variables {
+		e.spec.Env = append(e.spec.Env, name+"="+value)
+	}
+	e.visits.SetEnv(slices.Clone(e.spec.Env))
 }
 
 // execute runs a call and returns the last frames to send: the rest of its output and the

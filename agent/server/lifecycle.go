@@ -155,6 +155,27 @@ func (e *executor) reseed(ctx context.Context, req frame.Request) error {
 	return e.out.Write(frame.Reply{Type: frame.Reseeded, ID: req.ID})
 }
 
+// grow answers a request to use the programs and modules of a larger environment, whose store is there by
+// now. A running interpreter goes on.
+func (e *executor) grow(ctx context.Context, req frame.Request) error {
+	reply := frame.Reply{Type: frame.Grown, ID: req.ID}
+	path := req.Env["PATH"]
+	if err := os.Setenv("PATH", path); err != nil { // by which the agent finds programs
+		return err
+	}
+	e.setEnv(req.Env)
+	if e.phase == ready {
+		status, err := e.prepare(ctx, e.spec.Driver.GrowCode(path), attempt.Deadline(e.spec.LoadTimeout()))
+		if err == nil && status != 0 {
+			err = fmt.Errorf("exit status %d", status)
+		}
+		if err != nil {
+			reply = frame.Reply{Type: frame.Error, ID: req.ID, Message: "the interpreter cannot use further packages: " + err.Error()}
+		}
+	}
+	return e.out.Write(reply)
+}
+
 // rehearsals is how often a call is rehearsed, because each run takes different paths.
 const rehearsals = 2
 

@@ -135,3 +135,32 @@ func TestRehearsal_TakesNoIdentifier(t *testing.T) {
 		t.Fatalf("reply %+v, want a result", got)
 	}
 }
+
+// An interpreter that runs gets further programs, and keeps its state and what its code has set.
+func TestGrow_AddsPrograms(t *testing.T) {
+	for kind, code := range map[string][3]string{
+		"bash":   {"x=41; PATH=$PATH:/own", "echo $x ${PATH##*:}; added", "added"},
+		"python": {"import os, subprocess; x = 41; os.environ['PATH'] += ':/own'", "print(x, os.environ['PATH'].split(':')[-1], flush=True); p = subprocess.run(['added'])", "import subprocess; p = subprocess.run(['added'])"},
+		"node":   {"x = 41; process.env.PATH += ':/own'; undefined", "console.log(x, process.env.PATH.split(':').pop()); require('child_process').spawnSync('added', { stdio: 'inherit' }); undefined", "require('child_process').spawnSync('added', { stdio: 'inherit' }); undefined"},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			folder := t.TempDir()
+			must.Do(t, os.WriteFile(filepath.Join(folder, "added"), []byte("#!/bin/sh\necho added\n"), 0o755))
+			a := Start(t, kind, Bare(t))
+			before := a.Run(code[0])
+			path := folder + ":" + os.Getenv("PATH")
+			a.Send(frame.Request{Type: frame.Grow, ID: 1000, Env: map[string]string{"PATH": path}})
+			if r := a.Receive(); r.Type != frame.Grown || r.ID != 1000 {
+				t.Fatalf("%+v, after %+v", r, before)
+			}
+			if got := a.Run(code[1]); got.Stdout != "41 /own\nadded\n" || got.State != frame.StateKept {
+				t.Errorf("%+v", got)
+			}
+			// One that is started anew finds them too.
+			if got := a.Run(code[2], Ephemeral); got.Stdout != "added\n" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}

@@ -73,7 +73,7 @@ func (s *Server) request(req frame.Request) error {
 	case frame.Execute:
 		s.unrehearsed.Store(false) // its own first call is here
 		refusal = s.enqueue(&call{Request: req})
-	case frame.Configure, frame.Reseed, frame.Save, frame.Restore:
+	case frame.Configure, frame.Grow, frame.Reseed, frame.Save, frame.Restore:
 		refusal = s.queueTask(task{request: req})
 	case frame.Interrupt:
 		return s.interrupt(req.ID)

@@ -562,6 +562,7 @@ let
         session-run = describe "serve";
         attach = describe "attach";
         check = describe "serve";
+        grow = describe "serve";
         workspace = describe "serve";
       };
       contents = tree;

@@ -104,6 +104,32 @@ func TestSession_GrowsWithItsFiles(t *testing.T) {
 	}
 }
 
+// A sandbox that can get packages goes on, with its variables, and no other one is started.
+func TestSession_GrowsAsItIs(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, f *fixture) {
+		f.machine.Grows = true
+		for i, step := range []struct {
+			env        registry.Environment
+			code, want string
+		}{
+			{with(), "x=1", ""},
+			{with("pandas"), "echo $x", "1\n"},
+			{with("pandas", "torch"), "echo $x; x=2", "1\n"},
+			{with("torch"), "echo $x", "2\n"},
+		} {
+			if out, result, err := f.runIn(step.env, step.code); err != nil || out != step.want || len(result.Notes) > 0 || result.Restart != nil {
+				t.Errorf("step %d: %q, %+v, %v", i, out, result, err)
+			}
+		}
+		if has := f.Environments(call.Key{ID: "s"}); len(has) != 1 || has[0].Name != "one+pandas+torch" {
+			t.Errorf("it has %+v", has)
+		}
+		if _, most := f.machine.Live(); most != 1 {
+			t.Errorf("%d sandboxes were there at once", most)
+		}
+	})
+}
+
 // A session whose larger sandbox does not start, or takes no files, goes on as it was.
 func TestSession_StaysWhereItCannotGrow(t *testing.T) {
 	inBubble(t, 64, func(t *testing.T, f *fixture) {

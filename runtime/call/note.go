@@ -11,7 +11,7 @@ import (
 type Note any
 
 // Grown means that the session goes on in another sandbox, with more packages: it has its
-// files, and has lost its variables.
+// files, and has lost its variables. A sandbox that gets them itself needs no note.
 type Grown struct{}
 
 // Resumed means that the session was suspended until this call.

@@ -71,10 +71,10 @@ type Sandbox interface {
 type Extent int
 
 const (
-	// Changes is what has changed since the last archive that was read to its end, or everything; or
-	// nothing if nothing has changed.
+	// Changes is what has changed since the last archive that was read to its end, or everything; it is
+	// empty without a change.
 	Changes Extent = iota
-	// IfChanged is everything, or nothing if nothing has changed.
+	// IfChanged is everything, and empty without a change.
 	IfChanged
 	// All is everything.
 	All
@@ -90,6 +90,14 @@ type Saver interface {
 	// first call. The workspace then counts as saved. After an error it is incomplete, and
 	// the sandbox must not be used.
 	RestoreFiles(ctx context.Context, archive io.Reader) error
+}
+
+// Grower is a sandbox that can get the packages of a larger environment.
+type Grower interface {
+	// Grow adds what another environment has, whose program for sessions is exec. The interpreter goes
+	// on. No call may run meanwhile. After an error the sandbox is as it was, or has more in its store than
+	// its interpreter knows of.
+	Grow(ctx context.Context, exec string) error
 }
 
 // Suspender is a sandbox that can be written to disk.

@@ -24,6 +24,9 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (*member, 
 	if one != nil || err != nil {
 		return one, err
 	}
+	if former != nil && m.grow(ctx, s, former, c) {
+		return former, nil
+	}
 	if former == nil {
 		if most, isFull := m.makeRoom(ctx, c.Principal); isFull {
 			return nil, m.full(c.Principal, most)
@@ -64,6 +67,34 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (*member, 
 	m.Log.Info("session started", "session", c.Session, "env", c.Env.Name, "ms", time.Since(began).Milliseconds())
 	one.Sandbox().OnEnd(func() { m.sandboxEnded(s) })
 	return one, nil
+}
+
+// grow has a member of a session become one of a larger environment, and reports whether it has. Otherwise
+// another sandbox has to take its place. The caller has the lock, which is not held meanwhile.
+func (m *Manager) grow(ctx context.Context, s *session, one *member, c call.Call) bool {
+	grower, ok := one.Sandbox().(sandbox.Grower)
+	if !ok || one.isDead() {
+		return false
+	}
+	m.mu.Unlock()
+	began := time.Now()
+	err := guard.ErrPanic
+	_ = guard.Run(func() { err = grower.Grow(ctx, c.Env.SessionExec) })
+	m.mu.Lock()
+	if err != nil {
+		m.Log.Info("session cannot get packages as it is", "session", c.Session, "env", c.Env.Name, "error", err)
+		return false
+	}
+	if s.members[one.env.Name] != one || m.ending.Err() != nil {
+		return false // it has ended meanwhile
+	}
+	delete(s.members, one.env.Name)
+	one.env = c.Env
+	s.members[c.Env.Name] = one
+	s.last = c.Env.Name
+	s.calls++
+	m.Log.Info("session got packages", "session", c.Session, "env", c.Env.Name, "ms", time.Since(began).Milliseconds())
+	return true
 }
 
 // find returns the member of a session that can run a call, or the member that a new sandbox is to

@@ -140,21 +140,33 @@ func TestPackages_HintsLeadToAResult(t *testing.T) {
 		t.Errorf("%d environments built: %v\n%s", len(folders), folders, c.Log())
 	}
 
-	// In a session, files stay.
-	expect(t, in(c, "s", "python", "open('kept', 'w').write('kept'); x = 1"), "[no output]")
-	answers = follow(t, c, "s", "python", "import docx; print(open('kept').read(), 'x' in dir())")
+	// A session goes on as it is: its interpreter, what that runs, and its files.
+	expect(t, in(c, "s", "python", "import os, subprocess; n = open('kept', 'w').write('kept'); x = 1; job = subprocess.Popen(['sleep', '3600'])"), "[no output]")
+	answers = follow(t, c, "s", "python", "import docx; print(open('kept').read(), x, job.poll())")
 	if len(answers) != 2 {
 		t.Fatalf("%d answers: %+v", len(answers), answers)
 	}
-	expect(t, answers[1], "kept False\n[the session's variables are lost, its files in /workspace are kept: it goes on in env \"python+python-docx\"]")
+	expect(t, answers[1], "kept 1 None\n")
 	expect(t, in(c, "s", "python", "x = 2; import docx; print(open('kept').read())"), "kept\n")
-	expect(t, in(c, "s", "python+python-docx", "print(x)"), "2\n")
+	expect(t, in(c, "s", "python+tabulate+psutil", "import psutil, tabulate; print(x, psutil.pid_exists(job.pid))"), "2 True\n")
+	expect(t, in(c, "s", "python", "print(subprocess.run(['python3', '-c', 'import docx, psutil, tabulate; print(1)'], capture_output=True, text=True).stdout, end='')"), "1\n")
+	// An interpreter that is started anew has them too.
+	in(c, "s", "python", "os._exit(3)")
+	expect(t, in(c, "s", "python", "import docx, psutil, tabulate; print(open('kept').read())"), "kept\n")
+	mount := in(c, "s", "python", "print([l for l in open('/proc/self/mountinfo') if ' /nix ' in l][-1]); open('/nix/store/x', 'w')").Text()
+	if !strings.Contains(mount, "ro,nosuid,nodev") || !strings.Contains(mount, "Read-only file system") {
+		t.Errorf("its store: %s", mount)
+	}
+	expect(t, in(c, "s", "python+python-docx", "print('x' in dir())"), "False\n")
 
 	// Programs, by their names.
 	answers = follow(t, c, "", "sh", "strace --version")
 	if last := answers[len(answers)-1]; len(answers) != 2 || last.IsError || !strings.HasPrefix(last.Text(), "strace -- version ") {
 		t.Errorf("answers %+v", answers)
 	}
+	expect(t, in(c, "b", "sh", "x=41; PATH=$PATH:/workspace; sleep 3600 & jobs -r | wc -l"), "1\n")
+	answer := in(c, "b", "sh+strace", "strace --version | head -c 6; echo \" $x\"; jobs -r | wc -l; echo ${PATH##*:}; kill %1")
+	expect(t, answer, "strace 41\n1\n/workspace\n")
 
 	s.growsBesideOtherOptions()
 	s.isThereAgain(code)
@@ -185,10 +197,8 @@ func (s *onDemandServer) growsBesideOtherOptions() {
 	c = s.start("PROJECT_DIR="+t.TempDir(), "PROJECT_MODE=overlay", "XDG_STATE_HOME="+t.TempDir())
 	in(c, "o", "python", "x = 1")
 	expect(t, in(c, "o", "python+python-docx", "n = open('/project/new', 'w').write('text')"),
-		"[the session's variables are lost, its files in /workspace are kept: it goes on in env \"python+python-docx\"]\n"+
-			"[changes to the project: the user takes them with: nix-sandbox-mcp changes o --apply]")
-	expectError(t, in(c, "o", "python+psutil+python-docx", "1"), `session "o" has changed files of the project, which its sandbox with further packages would not have: go on in env "python+python-docx", or use another session id for "python+psutil+python-docx"`)
-	expect(t, in(c, "o", "python", "print(open('/project/new').read())"), "text\n")
+		"[changes to the project: the user takes them with: nix-sandbox-mcp changes o --apply]")
+	expect(t, in(c, "o", "python+psutil+python-docx", "import docx, psutil; print(x, open('/project/new').read())"), "1 text\n")
 }
 
 // isThereAgain checks that a further server has what an earlier one built, that

@@ -20,6 +20,17 @@ type failing struct{ error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.error }
 
+// Grow implements [sandbox.Grower].
+func (s *Sandbox) Grow(ctx context.Context, exec string) error {
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	if !s.machine.Grows {
+		return errors.New("it cannot grow")
+	}
+	return nil
+}
+
 // SaveFiles implements [sandbox.Saver]. The files have no folders.
 func (s *Sandbox) SaveFiles(ctx context.Context, extent sandbox.Extent) io.Reader {
 	if err := s.usable(ctx); err != nil {

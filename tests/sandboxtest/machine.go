@@ -56,6 +56,8 @@ type Machine struct {
 	// Give is told of each sandbox that is given to a principal, which fails with its
 	// error; it may be nil.
 	Give func(principal string) error
+	// Grows says that sandboxes can get packages.
+	Grows bool
 	// Alone is the environment that cannot share a workspace, if there is one.
 	Alone string
 

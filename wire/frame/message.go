@@ -11,6 +11,7 @@ const (
 	Save      = "save"      // ID, Full, Changes, Next: a part of a copy of /workspace
 	Restore   = "restore"   // ID, Contents: a part of such a copy to write, before the first execute
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
+	Grow      = "grow"      // ID, Env: the sandbox has got the store of a larger environment, with these variables
 	Reseed    = "reseed"    // ID, Rehearse: the sandbox is a copy of another; before its own first execute
 	Called    = "called"    // ID, Ask, Contents, Length, More: a part of the answer to call
 )
@@ -55,6 +56,7 @@ const (
 	Restored = "restored" // ID; the answer to restore
 	Pong     = "pong"     // ID, Size: the memory in use, if there are limits
 	Reseeded = "reseeded" // ID; the answer to reseed
+	Grown    = "grown"    // ID; the answer to grow
 	// Call asks the server something for the code of a running execute: ID of that, Ask, and
 	// parts of a question in Contents, of which all but the last have More. After that an
 	// empty frame of this Ask with More wants the next part of the answer, and one without

@@ -517,6 +517,21 @@ def feed(path):
     sys.stdin = sys.__stdin__ = _io.TextIOWrapper(_io.BufferedReader(raw), old.encoding, old.errors)
 
 
+def grow(path):
+    """Adds a folder of programs to PATH, and the modules of its Python to those that can be
+    imported: what is loaded stays."""
+    os.environ['PATH'] = path + ':' + os.environ.get('PATH', '')
+    program = os.path.realpath(path + '/python3')
+    prefix = os.path.dirname(os.path.dirname(program))
+    at = sys.path.index(MODULES[0]) if MODULES[0] in sys.path else len(sys.path)
+    for folder in list(stdlib):
+        # Distributions have their own names for site-packages.
+        if folder.startswith(sys.prefix + '/') and folder.endswith('-packages'):
+            folder = prefix + folder[len(sys.prefix):]
+            if folder not in sys.path and os.path.isdir(folder):
+                sys.path.insert(at, folder)
+
+
 def stop(self, code=None):
     """Replaces exit and quit, which close stdin: later calls would lack it, and the
     next file that they open would get its descriptor."""
@@ -623,7 +638,7 @@ if folder := os.environ.get('NIX_SANDBOX_TOOLS'):
 # What the agent calls in a copy is compiled before that. Where the machine is emulated,
 # to compile it then would take a tenth of the copy's start.
 sys_modules['sandbox_copy'] = copy = type(sys)('sandbox_copy')
-copy.reseed, copy.rehearse, copy.feed, copy.load = reseed, rehearse, feed, load
+copy.reseed, copy.rehearse, copy.feed, copy.grow, copy.load = reseed, rehearse, feed, grow, load
 # Nobody sends this interpreter numbers to slow it down but its own code.
 sys.set_int_max_str_digits(0)
 main['__file__'] = ROOT + '/main.py'

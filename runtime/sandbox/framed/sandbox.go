@@ -58,6 +58,7 @@ var (
 	_ sandbox.Layered   = (*Sandbox)(nil)
 	_ sandbox.Pooled    = (*Sandbox)(nil)
 	_ sandbox.Visitable = (*Sandbox)(nil)
+	_ sandbox.Grower    = (*Sandbox)(nil)
 )
 
 // Sandbox is a [sandbox.Sandbox] with an agent that speaks frames.
@@ -77,6 +78,9 @@ type Sandbox struct {
 	enforcedBy  string
 	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
+	// grown are the programs of the environments that it has: the one that it was started with, and those
+	// of Grow.
+	grown []string
 	// upper receives the upper layer of the project's overlay, or is nil if it was not requested.
 	upper *os.File
 

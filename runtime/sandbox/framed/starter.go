@@ -292,7 +292,7 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 		return nil, startError(err)
 	}
 	s := newSandbox(l.log.With("env", spec.Name), started, stdin, stdout, stderr, spec.OutputBytes)
-	s.enforcedBy, s.owner, s.upper = l.enforcedBy, l.owner, upper
+	s.enforcedBy, s.owner, s.upper, s.grown = l.enforcedBy, l.owner, upper, []string{spec.Exec}
 	if spec.Control {
 		s.control = &control{socket: controlled}
 	}
