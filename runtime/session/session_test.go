@@ -739,3 +739,32 @@ func TestKeepRoom_EndsTheLongestIdle(t *testing.T) {
 		restart(t, f.in("oldest", "echo none$x", "none\n"), call.Restart{Cause: call.NoMemory})
 	})
 }
+
+// A sandbox that can get packages goes on in a larger environment; one that cannot is replaced.
+func TestGrow_KeepsTheSandbox(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		with := func(added ...string) registry.Environment {
+			env := environment("one")
+			if env.Base, env.Added = "one", added; len(added) > 0 {
+				env.Name = "one+" + strings.Join(added, "+")
+			}
+			return env
+		}
+		for i, step := range []struct {
+			grows      bool
+			env        registry.Environment
+			code, want string
+		}{
+			{true, environment("one"), "x=1", ""},
+			{true, with("a"), "echo $x", "1\n"},
+			{true, environment("one"), "echo $x", "1\n"},
+			{false, with("a", "b"), "echo none$x", "none\n"},
+		} {
+			f.machine.Grows = step.grows
+			result, err := f.Answer(t.Context(), call.Call{Session: "s", Env: step.env, Code: step.code})
+			if err != nil || result.Stdout.Head != step.want {
+				t.Errorf("step %d: %q, %v", i, result.Stdout.Head, err)
+			}
+		}
+	})
+}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -36,7 +37,7 @@ func main() {
 }
 
 // names are what --only takes.
-var names = []string{"python", "bash", "node", "large", "start", "kept", "throughput", "sessions", "idle", "changes", "packages"}
+var names = []string{"python", "bash", "node", "large", "start", "printing", "kept", "throughput", "sessions", "idle", "changes", "packages"}
 
 func measure(ctx context.Context, arguments []string) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
@@ -59,7 +60,7 @@ func measure(ctx context.Context, arguments []string) error {
 	}
 	wanted := names
 	if *short {
-		wanted = []string{"python", "bash", "node", "start"}
+		wanted = []string{"python", "bash", "node", "start", "printing"}
 	}
 	if *only != "" {
 		wanted = strings.Split(*only, ",")
@@ -202,9 +203,16 @@ func (b *bench) has(language string) bool {
 func (b *bench) groups(wanted []string) []group {
 	var list []group
 	for _, name := range wanted {
+		language, isPrinting := strings.CutPrefix(name, "printing-")
 		switch {
 		case name == "start":
 			list = append(list, b.start())
+		case name == "printing":
+			for _, language := range slices.Sorted(maps.Keys(loopsThatPrint)) {
+				list = append(list, b.groups([]string{"printing-" + language})...)
+			}
+		case isPrinting && b.has(language):
+			list = append(list, b.printing(language))
 		case name == "large" && b.has("python"):
 			list = append(list, b.large()...)
 		case name == "changes" && b.has("bash"):
