@@ -39,6 +39,9 @@ func main() {
 // names are what --only takes.
 var names = []string{"python", "bash", "node", "large", "start", "printing", "kept", "throughput", "sessions", "idle", "changes", "packages"}
 
+// shortNames are those of --short.
+var shortNames = []string{"python", "bash", "node", "start", "printing"}
+
 func measure(ctx context.Context, arguments []string) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	var (
@@ -60,7 +63,7 @@ func measure(ctx context.Context, arguments []string) error {
 	}
 	wanted := names
 	if *short {
-		wanted = []string{"python", "bash", "node", "start", "printing"}
+		wanted = shortNames
 	}
 	if *only != "" {
 		wanted = strings.Split(*only, ",")

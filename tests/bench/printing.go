@@ -25,7 +25,7 @@ func (b *bench) printing(language string) group {
 	}
 	code, want := fmt.Sprintf(loopsThatPrint[language], printed), strings.TrimSpace(lines.String())
 	return group{
-		name: "printing-" + language, base: plainName, rounds: 40, budget: 15 * time.Second,
+		name: "printing-" + language, base: plainName, rounds: 40, budget: 5 * time.Second,
 		title: fmt.Sprintf("%s: a loop that prints %d lines", language, printed),
 		list: []entry{
 			{contender: b.plain(a, workload{code: code, want: want})},
