@@ -43,6 +43,12 @@ type record struct {
 	entries []entry
 }
 
+// hasData reports whether a file has data, which a process could have mapped: to look for one takes longer
+// than a short call. It is true of what is not known.
+func (r *record) hasData() bool {
+	return r == nil || slices.ContainsFunc(r.entries, func(e entry) bool { return e.size > 0 })
+}
+
 // entry is an entry of the workspace. Its stamp is a hash of what stat(2) returns.
 type entry struct {
 	path     string
@@ -130,12 +136,12 @@ type Copy struct {
 // [filetree.ChangesMark]; nobody else has made a copy since the last one then. The caller reads the copy up to its end, calls Done then, and
 // closes it in any case. No second copy may be made meanwhile.
 func (t *Tracker) Copy(full, changes bool, logf func(format string, args ...any)) (*Copy, error) {
-	wasMapped := t.mapped
-	t.mapped = t.Root.isMapped()
 	now, err := t.look()
 	if err != nil {
 		return nil, err
 	}
+	wasMapped := t.mapped
+	t.mapped = now.hasData() && t.Root.isMapped()
 	write := func(w *archiver) error { return w.all(now) }
 	if !full && now != nil && t.copied != nil && !wasMapped && !t.mapped {
 		changed := compare(t.copied.entries, now.entries)
