@@ -1,10 +1,12 @@
 package framed
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -40,19 +42,26 @@ func (s *Sandbox) Grow(ctx context.Context, program string) error {
 	defer cancel()
 	cmd := exec.CommandContext(launch, filepath.Join(filepath.Dir(program), "grow"))
 	cmd.Env = append(sandbox.Environ(nil), intoVariable+"="+strconv.Itoa(s.pid()), besideVariable+"="+strings.Join(s.grown, ":"))
-	out, err := cmd.Output()
-	var failed *exec.ExitError
-	if errors.As(err, &failed) {
-		return errors.New(bounded.Head(hostile.Message(string(failed.Stderr)), maxProblem))
-	}
+	cmd.WaitDelay = time.Second // what it started may have its streams
+	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
 	}
-	var variables map[string]string
-	if len(out) > maxVariables {
-		return fmt.Errorf("its variables are %d bytes", len(out))
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return err
 	}
-	if err := json.Unmarshal(out, &variables); err != nil {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	// It writes one or the other.
+	out, wrong := bounded.Read(stdout, maxVariables)
+	problem, _ := io.ReadAll(io.LimitReader(stderr, maxProblem))
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%w: %s", err, hostile.Message(string(problem)))
+	}
+	var variables map[string]string
+	if err := cmp.Or(wrong, json.Unmarshal(out, &variables)); err != nil {
 		return fmt.Errorf("its variables: %w", err)
 	}
 	s.grown = append(s.grown, program)
