@@ -21,6 +21,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 // maxCalls and maxCallBytes bound the calls without a session whose files are kept, and these
@@ -34,9 +35,8 @@ const (
 type With struct {
 	// Calls shows the calls; nil is for the user's commands alone.
 	Calls *watch.Server
-	// Charge charges principals, and Turn waits until an environment may be built for one.
+	// Charge charges principals.
 	Charge service.Layer
-	Turn   func(ctx context.Context, principal string) (done func(), err error)
 }
 
 // Add adds the parts that the settings of a server switch on, the outermost first.
@@ -63,7 +63,12 @@ func Add(options *service.Options, server *service.Server, with With) error {
 		add(service.Layer{Session: sessionfiles.NewPart(store, server.Log)})
 	}
 	if server.Builds() {
-		onDemand := packages.Options{Folder: server.Settings.Packages, Ask: server.Build, Turn: with.Turn, Used: options.Warm, Log: server.Log}
+		onDemand := packages.Options{
+			Folder: server.Settings.Packages, Bounds: server.Base.OnDemand, Used: options.Warm, Log: server.Log,
+			Place: func(ctx context.Context, o order.Order, progress func(done, total int)) error {
+				return order.Place(ctx, server.Settings.Builder, o, progress)
+			},
+		}
 		options.Tool.Packages = packages.Catalog{Folder: onDemand.Folder}
 		add(service.Layer{Session: packages.Grow{}, Executor: func(next call.Executor) call.Executor { return packages.NewExecutor(next, onDemand) }})
 	}

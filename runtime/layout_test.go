@@ -19,6 +19,7 @@ const module = "github.com/nix-sandbox-mcp/nix-sandbox-mcp/"
 // folder below another is apart from it.
 var rooms = map[string][]string{
 	"wire":                        {},
+	"builder":                     {"wire"},
 	"jail":                        {"wire"},
 	"jail/devices":                {"wire", "jail"},
 	"agent":                       {"wire", "jail/bpf"},

@@ -141,7 +141,7 @@ func start(t testing.TB, change func(*Options)) *served {
 func book(streams int) *account.Book {
 	return account.NewBook(func(string) registry.Quota {
 		return registry.Quota{Calls: 1 << 20, Sessions: 1 << 20, Streams: streams, MemoryMB: 1 << 20}
-	}, 1<<20, 1)
+	}, 1<<20)
 }
 
 // startInBubble starts a Server in a bubble of testing/synctest, to which pipes lead.

@@ -174,6 +174,13 @@ let
     }).start args
   '';
 
+  # The scripts of the wrapper, which name each other by this folder.
+  scripts = builtins.path {
+    name = "nix-sandbox-mcp-scripts";
+    path = ../wrapper;
+    filter = path: _: lib.hasSuffix ".sh" path && baseNameOf path != "wrapper.sh";
+  };
+
   clients = pkgs.writeText "clients.json" (toJSON (import ./clients.nix));
 
   # A function that the wrapper gives to the evaluation of a project's flake,
@@ -263,11 +270,8 @@ let
               tools = "${pkgs.coreutils}/bin";
               start = lib.optionalString plan.start.buildAtStart "${start}";
               ofUser = lib.optionalString ofUser "1";
-              prepare = "${../wrapper/start.sh}";
-              editor = "${../wrapper/config.sh}";
-              builder = "${../wrapper/build.sh}";
-              confine = "${../wrapper/project.sh}";
-              deriver = "${../wrapper/derive.sh}";
+              scripts = "${scripts}";
+              builder = lib.optionalString plan.start.buildAtStart (lib.getExe programs.builder);
               bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
               variablesOf = "${variablesOf}";
               system = pkgs.stdenv.hostPlatform.system;

@@ -141,6 +141,7 @@ let
   };
 
   outsideFolders = [
+    "builder"
     "gateway"
     "jail"
     "operator"
@@ -151,6 +152,7 @@ let
     "tests/mcpclient"
   ];
   outsidePackages = [
+    "builder/cmd/nix-sandbox-builder"
     "gateway/cmd/nix-sandbox-gateway"
     "operator/cmd/nix-sandbox-ctl"
     "runtime/cmd/nix-sandbox-mcp"
@@ -260,6 +262,7 @@ outsidePrograms outside
   demo = program outside "demo" "Talks to a built server as an MCP client does";
   vm = program machine "nix-sandbox-vm" "Starts one sandbox that is a virtual machine";
   vmGuest = program machine "nix-sandbox-vm-guest" "Starts a sandbox inside its virtual machine";
+  builder = program outside "nix-sandbox-builder" "Builds with Nix what a server needs while it serves";
   vmImage = program machine "nix-sandbox-vm-image" "Makes the images of a virtual machine";
   escapeTest = program attacks "nix-sandbox-escape-test" "Tries to get out of built sandboxes";
 }

@@ -1,6 +1,11 @@
 # shellcheck shell=bash
-# Evaluates the flake of a project, whose author is not trusted. build.sh sources
-# this for PROJECT_USE_FLAKE, and defines logged and $cache.
+# Evaluates the flake of a project, whose author is not trusted, for PROJECT_USE_FLAKE. The builder (builder/start.go)
+# starts it:
+#
+#   project.sh FOLDER HOME
+#
+# HOME is a folder for this project alone, which it makes. It writes "variables DERIVATION" or "problem SENTENCE", and
+# what Nix says to standard error. Its variables are those of the wrapper.
 #
 # Two things keep the author from the user's files, variables and network:
 #
@@ -23,8 +28,7 @@ shown_settings=(
   /etc/ld.so.cache /etc/ld.so.conf /etc/ld.so.conf.d /etc/nix /etc/nsswitch.conf /etc/pki /etc/protocols
   /etc/resolv.conf /etc/services /etc/ssl /etc/static
 )
-# passed: the variables that Nix acts on. A derivation can ask for any variable
-# of the process that builds it (impureEnvVars), so nothing else is left there.
+# passed: the variables that Nix acts on (builder/nix.go).
 passed=' PATH HOME USER LOGNAME LANG LC_ALL TMPDIR XDG_CACHE_HOME XDG_CONFIG_DIRS XDG_CONFIG_HOME XDG_DATA_HOME
  XDG_STATE_HOME NIX_CONF_DIR NIX_REMOTE NIX_SSL_CERT_FILE NIX_USER_CONF_FILES SSL_CERT_FILE SSH_AUTH_SOCK
  http_proxy https_proxy ftp_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY NO_PROXY '
@@ -69,19 +73,6 @@ show() {
       *) flags+=(--ro-bind "$folder" "$folder") ;;
     esac
   done
-}
-
-# confined_build ARGUMENT...: builds with Nix, in its own sandbox and without what
-# a derivation of the project could read or ask for.
-confined_build() {
-  local settings=$private/.nix.conf
-  (
-    forget
-    umask 077
-    printf '%s\n' "${NIX_CONFIG-}" >"$settings"
-    export NIX_USER_CONF_FILES=$settings:${NIX_USER_CONF_FILES:-${XDG_CONFIG_HOME:-$HOME/.config}/nix/nix.conf}
-    nix_build --option sandbox true --option sandbox-fallback false "$@"
-  )
 }
 
 # jailed COMMAND...: runs a command in the jail of $flags.
@@ -234,18 +225,16 @@ show_settings() {
   )
 }
 
-# evaluate_project NAME FOLDER: evaluates the shell of the project's flake and sets
+# evaluate_project FOLDER HOME: evaluates the shell of the project's flake and sets
 # $variables to the derivation of its variables. Fails with a sentence in $problem.
 evaluate_project() {
-  local name=$1 folder root nix git home flags=() reference
-  local place="PROJECT_USE_FLAKE: the flake of $2"
-  folder=$(readlink -e -- "$2") || { problem="PROJECT_USE_FLAKE: $2 does not exist: set it to the project's folder"; return 1; }
+  local folder nix git home=$2 flags=() reference
+  local place="PROJECT_USE_FLAKE: the flake of $1"
+  folder=$(readlink -e -- "$1") || { problem="PROJECT_USE_FLAKE: $1 does not exist: set it to the project's folder"; return 1; }
   folder=$(above flake.nix "$folder") || {
-    problem="PROJECT_USE_FLAKE: $2 has no flake.nix in it or above it: add one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
+    problem="PROJECT_USE_FLAKE: $1 has no flake.nix in it or above it: add one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
     return 1
   }
-  root "$2 project"
-  home=${root%/result}/home
   mkdir -p -- "$home/tmp" "$home/.config/nix"
   nix=$(readlink -e -- "$(type -P nix)") git=$(type -P git) && git=$(readlink -e -- "$git")
   show_machine
@@ -256,11 +245,10 @@ evaluate_project() {
 
 # evaluate_shell: does so in the jail of $flags, for the flake $reference.
 evaluate_shell() {
-  local attribute said
+  local attribute said out
   # Nix would fetch an input that is not locked before it refuses it, so this is
   # found out without a network.
-  if ! logged "$name" jailed_nix --unshare-net flake metadata --offline "$reference"; then
-    said=$(cat -- "$private/.$name.log" 2>/dev/null)
+  if ! jailed_nix --unshare-net flake metadata --offline "$reference"; then
     case $said in
       *"--no-update-lock-file"* | *"unable to download"* | *"fetch"* | *"registries"* | *"program 'git' failed"*)
         problem="$place has inputs that its flake.lock lacks: lock them with \`nix flake lock\` and \`git add\`"
@@ -275,13 +263,12 @@ evaluate_shell() {
   # An older flake has devShell.
   for attribute in "devShells.$system.default" "devShell.$system"; do
     problem=
-    if logged "$name" jailed_nix --share-net eval --raw --apply "$(<"$variables_of")" "$reference#$attribute"; then
-      variables=$(<"$private/.$name.out")
+    if jailed_nix --share-net eval --raw --apply "$(<"$variables_of")" "$reference#$attribute"; then
+      variables=$out
       [[ $variables =~ ^/nix/store/[0-9a-z]{32}-sandbox-shell-variables\.drv$ ]] && return
       problem="$place has a $attribute that is no shell: define one with mkShell"
       return 1
     fi
-    said=$(cat -- "$private/.$name.log" 2>/dev/null)
     case $said in
       *"does not provide attribute"*)
         problem="$place has no devShells.$system.default: define one with mkShell, or leave PROJECT_USE_FLAKE unset"
@@ -297,12 +284,25 @@ evaluate_shell() {
 }
 
 # jailed_nix NETWORK COMMAND...: runs Nix on the project's flake, with a network or
-# without. Its output goes to $private/.$name.out.
+# without. Sets $out to its output, and $said to the end of its standard error, which is shown.
 jailed_nix() {
-  local network=()
+  local network=() status files=$private/.$BASHPID
   [ "$1" = --share-net ] || network=("$1")
-  jailed "${network[@]}" nice -n 10 "$nix" --extra-experimental-features 'nix-command flakes' \
-    --option pure-eval true --option allow-import-from-derivation false --option accept-flake-config false \
-    --option eval-cache false "${@:2}" --no-update-lock-file | head -c 4096 >"$private/.$name.out"
-  return "${PIPESTATUS[0]}"
+  {
+    jailed "${network[@]}" nice -n 10 "$nix" --extra-experimental-features 'nix-command flakes' \
+      --option pure-eval true --option allow-import-from-derivation false --option accept-flake-config false \
+      --option eval-cache false "${@:2}" --no-update-lock-file | head -c 4096 >"$files.out"
+    exit "${PIPESTATUS[0]}"
+  } 2>&1 | { tee /dev/fd/3 | tail -c 16384 >"$files.said"; } 3>&2
+  status=${PIPESTATUS[0]}
+  out=$(<"$files.out") said=$(<"$files.said")
+  rm -f -- "$files.out" "$files.said"
+  return "$status"
 }
+
+if evaluate_project "$1" "$2"; then
+  printf 'variables %s\n' "$variables"
+else
+  [ -z "$problem" ] || printf 'problem %s\n' "$problem"
+  exit 1
+fi

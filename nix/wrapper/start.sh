@@ -6,10 +6,9 @@
 # The wrapper sets these variables: $server (a name that no other server has), $config_file
 # (a configuration, or empty), $user_config (where the user's is or would be, or empty if it does not count),
 # $tools (a folder of programs), $start_nix (default.nix with its package set, or
-# empty if the server was made with buildAtStart = false), $builder (build.sh), $deriver (derive.sh),
-# $project (the project's folder, if PROJECT_DIR is unset), $on_demand (1 if calls may
-# add packages), $confine (project.sh) and what that needs: $bubblewrap,
-# $variables_of and $system.
+# empty if the server was made with buildAtStart = false), $builder (nix-sandbox-builder), $scripts (the folder
+# of these scripts), $project (the project's folder, if PROJECT_DIR is unset), $on_demand (1 if calls may
+# add packages), and what project.sh needs: $bubblewrap, $variables_of and $system.
 #
 # This sets for the runtime, which the wrapper then executes:
 #
@@ -17,8 +16,8 @@
 #   NIX_SANDBOX_BUILDS     a folder of build results; see runtime/registry/folder.go
 #   NIX_SANDBOX_PACKAGES   a folder of environments to which calls added packages; see
 #                          parts/packages/folder.go
-#   NIX_SANDBOX_BUILDER    a descriptor of the process that builds (build.sh), which
-#                          says what lines it reads from it
+#   NIX_SANDBOX_BUILDER    the socket of the process that builds (builder/); it ends with the
+#                          last process that has this shell's descriptors
 #
 # Nothing here waits for a build. Nix evaluates each new content of a
 # configuration file in the foreground, because the server needs its settings.
@@ -28,8 +27,8 @@
 #   configs/SERVER-CONTENT/metadata.json   the first of them
 #   configs/SERVER-CONTENT/built/NAME      links to artifacts; GC roots
 #   roots/REFERENCE/result                 the GC root of a reference's artifact
-#   packages/KEY/                          environments with packages; build.sh says
-#                                          how long they are kept
+#   packages/KEY/                          environments with packages; builder/results.go
+#                                          says how long they are kept
 #   …/used                                 its time is that of the last use; after
 #                                          30 days without use the folder is removed
 
@@ -228,13 +227,24 @@ configure() {
   } <"$config/plan"
 }
 
-# note_change: whether the file $watched is another one than it was at the last look, or is
-# there or gone since.
-note_change() {
-  local now=
-  [ ! -e "$watched" ] || now=$(stat -Lc '%d %i %y %z' -- "$watched" 2>/dev/null)
-  [ "$now" != "$seen" ] || return 1
-  seen=$now
+# write_plan: writes what is to be built, as the builder reads it (builder/start.go).
+write_plan() {
+  local i extends=
+  [ -z "$user_config" ] || extends=default
+  printf '%s\0' "$config" "$config_file" "${config_base-}" "$extends" "${#kinds[@]}"
+  for i in "${!kinds[@]}"; do printf '%s\0' "${kinds[i]}" "${names[i]}" "${values[i]}" "${bases[i]}"; done
+}
+
+# replan: reads the configuration $watched again, for the builder, and writes the plan of it alone. What is wrong with
+# it ends nothing but this.
+replan() {
+  fail() {
+    printf 'nix-sandbox-mcp: error: %s\n' "$1" >&2
+    exit 1
+  }
+  local config='' config_file=$watched kinds=() names=() values=() bases=() use_flake=0 project=
+  if [ -n "$user_config" ] && ! [ -e "$watched" ]; then config_file=; else configure; fi
+  write_plan
 }
 
 # builds_at_start WHAT: ends with an error if the server was made to build nothing
@@ -244,9 +254,8 @@ builds_at_start() {
     fail "$1, and this server builds nothing when it starts" "build the environment beforehand, or make the server with buildAtStart = true"
 }
 
-# start_builder: sets $alive to a descriptor of the builder's standard input, which ends with
-# the runtime, even if that is killed. The builder has no descriptor of the client's, and is
-# no child of the runtime.
+# start_builder: starts the builder, whose standard input ends with the runtime, even if that is killed. It has no
+# descriptor of the client's, and is no child of the runtime.
 start_builder() {
   # The child ends when bash, which has sent it a line, knows of it. Bash loses the status of
   # one that ends before, and waits. As process 1 it waits for ever: the builder has become
@@ -254,10 +263,14 @@ start_builder() {
   exec {alive}> >(
     read -r
     exec {input}<&0 >&2
-    . "$builder" <&"$input" &
+    # The scripts that it starts read these variables.
+    export bubblewrap cache private server start_nix system tools user_config variables_of watched
+    "$builder" -folder "$private" -cache "$cache" -start "$start_nix" -scripts "$scripts" -watch "$watched" <&"$input" &
   )
   echo >&"$alive"
   wait $!
+  (write_plan >&"$alive" 2>/dev/null) || true # it may have failed to start, which its orders say
+  export NIX_SANDBOX_BUILDER=$private/.orders
 }
 
 # start COMMAND...: prepares the runtime for a command, or for serving.
@@ -277,8 +290,7 @@ start() {
   required=no
   [ -z "$config_file${NIX_SANDBOX_ENVS#,}${use_flake#0}" ] || required=yes
   find_cache
-  watched=${config_file:-$user_config} seen=
-  [ $serving = no ] || note_change || true
+  watched=${config_file:-$user_config}
   [ -z "$config_file" ] || configure
   references "${NIX_SANDBOX_ENVS-}"
   if [ "${use_flake:-0}" = 1 ]; then
@@ -311,5 +323,4 @@ start() {
   fi
   for i in "${!kinds[@]}"; do : >"$private/${names[i]}.building"; done
   start_builder
-  export NIX_SANDBOX_BUILDER=$alive
 }

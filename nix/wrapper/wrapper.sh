@@ -28,8 +28,8 @@ case "${1-} ${2-}" in
       *)
         tools=@tools@ start_nix=@start@ out=@out@
         server=${out##*/}
-        . @prepare@
-        . @editor@
+        . @scripts@/start.sh
+        . @scripts@/config.sh
         case $1 in
           doctor) check "${@:2}" ;;
           *) add "${@:2}" ;;
@@ -63,9 +63,9 @@ case "$needs_environments$NIX_SANDBOX_ENVS$config_file${PROJECT_USE_FLAKE#0}${on
   no* | yes) ;;
   *)
     out=@out@
-    server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@ deriver=@deriver@
-    confine=@confine@ bubblewrap=@bubblewrap@ variables_of=@variablesOf@ system=@system@
-    . @prepare@
+    server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@ scripts=@scripts@
+    bubblewrap=@bubblewrap@ variables_of=@variablesOf@ system=@system@
+    . "$scripts/start.sh"
     start "$@"
     ;;
 esac

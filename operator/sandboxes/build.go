@@ -6,13 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"os/signal"
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/packages"
@@ -21,6 +18,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 // lookEvery is the time between two looks at what the wrapper's builder has built.
@@ -72,21 +70,19 @@ func withPackages(settings config.Config, set *registry.Set, name string) (regis
 		return env, command.End(command.NoSandbox, problem, strings.ReplaceAll(advice, "ask the user to ", ""))
 	case env.Exec != "":
 		return env, nil
-	case settings.Builder == 0:
+	case settings.Builder == "":
 		return env, command.End(command.NoSandbox, fmt.Sprintf("environment %q is not built", name), "build it with "+cli.Program+" packages --add "+name)
-	}
-	unix.CloseOnExec(settings.Builder)
-	builder := os.NewFile(uintptr(settings.Builder), "builder")
-	o := set.OnDemand
-	ask := func(key string) error {
-		_, err := fmt.Fprintf(builder, "bounds %d %d %d %d %d\nderive %s\n", o.MaxBuilds, o.BuildSeconds, o.MaxClosureMB<<20, o.KeepDays, o.KeepMB<<20, key)
-		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	var result built
-	executor := packages.NewExecutor(&result, packages.Options{Folder: settings.Packages, Ask: ask, Log: slog.New(slog.DiscardHandler)})
-	_, err = executor.Answer(ctx, call.Call{Env: env, Timeout: 2 * time.Duration(o.BuildSeconds) * time.Second})
+	executor := packages.NewExecutor(&result, packages.Options{
+		Folder: settings.Packages, Bounds: set.OnDemand, Log: slog.New(slog.DiscardHandler),
+		Place: func(ctx context.Context, o order.Order, progress func(done, total int)) error {
+			return order.Place(ctx, settings.Builder, o, progress)
+		},
+	})
+	_, err = executor.Answer(ctx, call.Call{Env: env, Timeout: 2 * time.Duration(set.OnDemand.BuildSeconds) * time.Second})
 	if err != nil {
 		reason := err.Error()
 		var failed *packages.BuildError

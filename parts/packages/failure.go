@@ -2,10 +2,9 @@ package packages
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 // BuildingError reports an environment that is still being built, and goes on being built.
@@ -26,7 +25,7 @@ func (e *BuildingError) Error() string {
 // BuildError reports an environment that was not built. Its text is for the model.
 type BuildError struct {
 	Env  registry.Environment
-	Kind Failure
+	Kind order.Reason
 	// Package is the package at fault, for Absent and Refused.
 	Package string
 	// Reason is Nix's: a phrase for Refused, the last lines that Nix wrote for Failed.
@@ -35,34 +34,31 @@ type BuildError struct {
 	Size int64
 }
 
-// Failure is why an environment was not built.
-type Failure string
-
+// The reasons beside those of the builder.
 const (
-	Absent   Failure = "absent"   // there is no such package
-	Refused  Failure = "refused"  // Nix refuses to build it: broken, unfree, insecure
-	TooLarge Failure = "large"    // it would take more than its bound
-	TooSlow  Failure = "slow"     // it took longer than its bound
-	Failed   Failure = "failed"   // Nix failed
-	Crowded  Failure = "crowded"  // too many builds wait
-	NoBuild  Failure = "no-build" // the builder cannot be asked
-	Denied   Failure = "denied"   // the user said no
-	Unasked  Failure = "unasked"  // the user could not be asked, or did not answer
+	NoBuild order.Reason = "no-build" // the builder cannot be asked
+	Denied  order.Reason = "denied"   // the user said no
+	Unasked order.Reason = "unasked"  // the user could not be asked, or did not answer
 )
+
+// buildError returns the error of the builder's failure.
+func buildError(env registry.Environment, f order.Failure) *BuildError {
+	return &BuildError{Env: env, Kind: f.Kind, Package: f.Package, Reason: f.Text, Size: f.Size}
+}
 
 func (e *BuildError) Error() string {
 	const bounds = "[on_demand]"
 	name := e.Env.Name
 	switch e.Kind {
-	case Absent:
+	case order.Absent:
 		return allowed{e.Env.OnDemand}.refusal(nameOf(e.Env), e.Package, false).Error()
-	case Refused:
+	case order.Refused:
 		return fmt.Sprintf("package %q cannot be added, for %s: do without, or tell the user", e.Package, e.Reason)
-	case TooLarge:
+	case order.TooLarge:
 		return fmt.Sprintf("env %q would take %s, more than max_closure_mb of %s allows: name fewer or smaller packages, or ask the user to raise it", name, size(e.Size), bounds)
-	case TooSlow:
+	case order.TooSlow:
 		return fmt.Sprintf("env %q was not built within build_seconds of %s: do without, or ask the user to raise it", name, bounds)
-	case Crowded:
+	case order.Crowded:
 		return "too many environments wait to be built: call again in a minute, or use one that was built before"
 	case Denied:
 		return fmt.Sprintf("the user said no to building env %q: do without, or use one that was built before", name)
@@ -77,7 +73,7 @@ func (e *BuildError) Error() string {
 // Quoted returns the text of another program that the answer shows below the error, and the
 // program's name.
 func (e *BuildError) Quoted() (program, text string) {
-	if e.Kind == Failed {
+	if e.Kind == order.Failed {
 		return "Nix", e.Reason
 	}
 	return "", ""
@@ -89,22 +85,4 @@ func size(bytes int64) string {
 		return fmt.Sprintf("%.1f MB", float64(bytes)/1e6)
 	}
 	return fmt.Sprintf("%.1f GB", float64(bytes)/1e9)
-}
-
-// parseFailure reads the builder's report: a line with the kind of failure and its arguments,
-// which are a package and a reason, or a size; and then Nix's own lines.
-func parseFailure(env registry.Environment, text string) *BuildError {
-	first, rest, _ := strings.Cut(text, "\n")
-	kind, more, _ := strings.Cut(first, " ")
-	failure := &BuildError{Env: env, Kind: Failure(kind), Reason: strings.TrimSpace(rest)}
-	switch failure.Kind {
-	case Absent, Refused:
-		failure.Package, failure.Reason, _ = strings.Cut(more, " ")
-	case TooLarge:
-		failure.Size, _ = strconv.ParseInt(more, 10, 64)
-	case TooSlow, Crowded:
-	default:
-		failure.Kind = Failed
-	}
-	return failure
 }

@@ -15,37 +15,33 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
-// The files in the folder of an environment with packages. The folder is named by its key, below
-// [Options.Folder].
+// The files in the folder of an environment with packages, which the builder makes. The folder is named by its
+// key, below [Options.Folder].
 const (
-	// RequestFile has a [Request]; the runtime writes it.
+	// RequestFile has a [Request].
 	RequestFile = "request.json"
 	// UsedFile has 16 hexadecimal digits that stand for the principal of the last call; its time
 	// is that of this call. The runtime writes it.
 	UsedFile = "used"
 	// ResultLink leads to the artifact; the builder makes it.
 	ResultLink = "result"
-	// BuildingFile has a line "PID DONE TOTAL" while the builder is at it: its
-	// process, and how many of how many store paths are there. TOTAL is 0 as long as
-	// it is not known.
+	// BuildingFile exists while the builder is at it.
 	BuildingFile = "building"
-	// FailedFile says why there is no result: a line with the kind of failure and its arguments,
-	// then the output of Nix.
+	// FailedFile says why there is no result: a line with the kind of failure, then the output of Nix.
 	FailedFile = "failed"
 )
 
 const (
 	// maxEntries bounds the environments with packages that are read: more than the builder keeps.
 	maxEntries = 20_000
-	// maxPending bounds those that are asked for and not built. They are there for a day, also if
-	// the calls that asked have been cancelled.
-	maxPending = 200
+	// maxRequest bounds a request, in bytes.
+	maxRequest = 16 << 10
 )
 
 // validKey matches the names of such folders.
 var validKey = lazyregexp.New(`^[0-9a-f]{64}$`)
 
-// Request asks the builder for an environment.
+// Request is what was ordered of the builder.
 type Request struct {
 	// Base is the name of the environment.
 	Base string `json:"base"`
@@ -101,20 +97,6 @@ func Keys(folder string) []string {
 	return keys
 }
 
-// isCrowded reports whether as many environments are asked for and not built as there may be.
-func isCrowded(folder string) bool {
-	pending := 0
-	for _, key := range Keys(folder) {
-		if _, err := os.Lstat(filepath.Join(folder, key, ResultLink)); err == nil {
-			continue
-		}
-		if pending++; pending >= maxPending {
-			return true
-		}
-	}
-	return false
-}
-
 // Remove removes the build with a key. The folder disappears as a whole, because a call may
 // have it made again at any moment.
 func Remove(folder, key string) error {
@@ -131,7 +113,7 @@ func Remove(folder, key string) error {
 // ReadRequest reads the request with a key.
 func ReadRequest(folder, key string) (request Request, err error) {
 	path := filepath.Join(folder, key, RequestFile)
-	data, err := bounded.ReadFile(path, maxReport)
+	data, err := bounded.ReadFile(path, maxRequest)
 	if err == nil {
 		err = json.Unmarshal(data, &request)
 	}

@@ -1,11 +1,10 @@
 // Package packages lets calls add packages to environments: a call of ENV+PACKAGE runs in an
-// environment that the wrapper's builder makes of ENV and the package.
+// environment that the builder makes of ENV and the package.
 //
 // [Catalog] tells the model and its calls which packages there are, [Executor] delays a call until
 // its environment is built, and [Grow] moves a session to it. A name that reaches the builder is
-// one that the environment allows, and no text of a client becomes a path or a command line: the
-// builder is asked by a key, which leads to a file of JSON with the names. This package starts no
-// process and knows nothing of Nix; the builder is the wrapper's (nix/wrapper/build.sh).
+// one that the environment allows. This package starts no process and knows nothing of Nix: it orders of the
+// builder (package order).
 package packages
 
 import (

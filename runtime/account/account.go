@@ -52,16 +52,14 @@ type Book struct {
 	Running *Pool // calls that run
 	Reads   *Pool // files of sandboxes that are read
 	Memory  *Pool // bytes of sandboxes, as their limits say it
-	Builds  *Pool // environments that are built for calls
 	quota   func(principal string) registry.Quota
 
 	mu      sync.Mutex
 	records map[string]*rate.Limiter // of the audit log, by principal
 }
 
-// NewBook returns the accounts of a server. running calls may run at a time, and builds
-// environments may be built.
-func NewBook(quota func(principal string) registry.Quota, running, builds int) *Book {
+// NewBook returns the accounts of a server, in which running calls may run at a time.
+func NewBook(quota func(principal string) registry.Quota, running int) *Book {
 	each := func(of func(registry.Quota) int64) func(string) int64 {
 		return func(principal string) int64 { return of(quota(principal)) }
 	}
@@ -72,7 +70,6 @@ func NewBook(quota func(principal string) registry.Quota, running, builds int) *
 		Running: NewPool(Terms{Total: int64(running), Least: 1}),
 		Reads:   NewPool(Terms{Total: readsAtOnce, Least: 1, Each: func(string) int64 { return 1 }}),
 		Memory:  NewPool(Terms{Each: each(func(q registry.Quota) int64 { return q.MemoryMB << 20 })}),
-		Builds:  NewPool(Terms{Total: int64(builds), Least: 1}),
 		records: map[string]*rate.Limiter{},
 		quota:   quota,
 	}
@@ -95,11 +92,6 @@ func (b *Book) Sessions(principal string) int { return b.quota(principal).Sessio
 // Enter waits until a file may be read for a principal.
 func (b *Book) Enter(ctx context.Context, principal string) (leave func(), err error) {
 	return b.Reads.Take(ctx, principal, 1)
-}
-
-// Build waits until an environment may be built for a principal.
-func (b *Book) Build(ctx context.Context, principal string) (done func(), err error) {
-	return b.Builds.Take(ctx, principal, 1)
 }
 
 // Record waits until a principal may add so many bytes to the audit log, or until ctx ends. It

@@ -16,7 +16,7 @@ import (
 )
 
 // quotas is a Book whose principals have the same quota.
-func quotas(q registry.Quota) *Book { return NewBook(func(string) registry.Quota { return q }, 8, 1) }
+func quotas(q registry.Quota) *Book { return NewBook(func(string) registry.Quota { return q }, 8) }
 
 // Calls and reads beyond the quota are refused, and those of others are not.
 func TestBook_AdmitsCalls(t *testing.T) {

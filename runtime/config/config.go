@@ -40,8 +40,6 @@ const (
 	maxSeconds  = 365 * 24 * 3600
 	maxSessions = 10000
 	maxStart    = 600 // seconds
-	// maxDescriptor is the largest descriptor of Linux (fs.nr_open).
-	maxDescriptor = 1 << 30
 )
 
 // Error is a wrong setting: one sentence, and a hint at what to do.
@@ -60,8 +58,8 @@ type Config struct {
 	Folders registry.Folders
 	// Packages is the folder of environments with packages that calls added, or empty.
 	Packages string
-	// Builder is the descriptor of the process that builds Folders.Builds and Packages, or 0.
-	Builder int
+	// Builder is the socket of the process that builds Folders.Builds and Packages, or "".
+	Builder string
 
 	// ProjectDir is absolute and exists; empty if there is no project.
 	ProjectDir string
@@ -225,7 +223,7 @@ func Read(get func(string) string) (Config, error) {
 		Audit:           get("NIX_SANDBOX_AUDIT"),
 		Metrics:         get("NIX_SANDBOX_METRICS"),
 		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
-		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
+		Builder:         get("NIX_SANDBOX_BUILDER"),
 		HTTP:            get("NIX_SANDBOX_HTTP"),
 		TokenFile:       get("NIX_SANDBOX_TOKENS"),
 		Hosts:           hosts,

@@ -64,6 +64,7 @@ var trusted = map[string]string{
 	"parts/parts.go Add":                               "is run by Server.Go, which has a guard",
 	"parts/toolbox.go init":                            "is run by Server.Go, which has a guard",
 	"runtime/service/server.go AfterAnswer":            "is run by Server.Go, which has a guard",
+	"runtime/service/server.go rebuild":                "is run by Server.Go, which has a guard",
 }
 
 // Each goroutine of a server recovers from a panic by this package, or is trusted for a reason.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 // Schema is the version of the metadata that this package reads.
@@ -31,8 +32,8 @@ type Set struct {
 	Session    Session      `json:"-"`
 	Project    Project      `json:"-"`
 	// Serve is nil in metadata without it.
-	Serve    *Serve `json:"serve,omitempty"`
-	OnDemand Bounds `json:"on_demand,omitempty"`
+	Serve    *Serve       `json:"serve,omitempty"`
+	OnDemand order.Bounds `json:"on_demand,omitempty"`
 	// InboxMount is the path of the inbox in a sandbox.
 	InboxMount string `json:"-"`
 	// defaults are the fields that an artifact of another version may lack.
@@ -80,20 +81,6 @@ type Session struct {
 	SuspendBytes int64 `json:"-"`
 	// Forward lets the user reach ports of sandboxes.
 	Forward bool `json:"forward,omitempty"`
-}
-
-// Bounds limit packages on demand; the builder is told.
-type Bounds struct {
-	// MaxClosureMB and KeepMB are in MiB: of one environment, and of all that are
-	// kept.
-	MaxClosureMB int64 `json:"max_closure_mb"`
-	KeepMB       int64 `json:"keep_mb"`
-	// BuildSeconds is how long a build may take.
-	BuildSeconds int64 `json:"build_seconds"`
-	// MaxBuilds is how many run at once.
-	MaxBuilds int64 `json:"max_builds"`
-	// KeepDays is how long an environment is kept that no call uses.
-	KeepDays int64 `json:"keep_days"`
 }
 
 // Project contains the operator's settings for the project, and the limits of a sandbox.

@@ -3,7 +3,6 @@ package service
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"math"
@@ -27,6 +26,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 // maxOneShot bounds the sandboxes of calls without a session of one client.
@@ -48,8 +48,7 @@ type Server struct {
 
 	watcher  *registry.Watcher
 	hangups  chan os.Signal // SIGHUP
-	builder  builder
-	answered chan struct{} // closed after the first answer
+	answered chan struct{}  // closed after the first answer
 
 	background     context.Context // of Go
 	stopBackground context.CancelFunc
@@ -61,7 +60,7 @@ type Server struct {
 // to programs that it starts, and reads the sandbox folders. The caller calls Close.
 func Open(settings config.Config, base *registry.Set, log *slog.Logger) *Server {
 	slog.SetDefault(log) // for package guard
-	s := &Server{Settings: settings, Base: base, Log: log, builder: builder(settings.Builder), answered: make(chan struct{})}
+	s := &Server{Settings: settings, Base: base, Log: log, answered: make(chan struct{})}
 	// SIGHUP has everything read again.
 	s.hangups = s.notify(syscall.SIGHUP)
 	// The builder of the wrapper ends when the other end of its input is closed, so no sandbox
@@ -129,9 +128,6 @@ func (s *Server) Start() (*Options, error) {
 	// A write to a client that is gone fails, and the server cleans up before it ends. Sandboxes
 	// would inherit that a signal is ignored, so it is not.
 	s.notify(syscall.SIGPIPE)
-	if err := s.builder.bounds(s.Base.OnDemand); err != nil {
-		return nil, fmt.Errorf("tell the builder its bounds: %w", err)
-	}
 	if s.Settings.NoProject != "" {
 		s.Log.Warn("there is no project: the server was started in "+s.Settings.NoProject+", and code could read all files in it", "hint", "start the client in the folder of a project")
 	}
@@ -148,6 +144,9 @@ func (s *Server) Start() (*Options, error) {
 	}
 	s.Go(func(ctx context.Context) { s.watcher.Run(ctx, s.hangups, s.rebuild) })
 	s.AfterAnswer(s.logMachine)
+	if s.Settings.Builder != "" && s.Base.OnDemand != (order.Bounds{}) {
+		s.AfterAnswer(func(ctx context.Context) { s.order(ctx, order.Order{Kind: order.Expire, Bounds: s.Base.OnDemand}) })
+	}
 	start := framed.Options{StartTimeout: s.Settings.StartWithin, Groups: s.groups(), Together: s.Together}
 	s.HasGroups = start.Groups != nil
 	return &Options{
@@ -183,22 +182,26 @@ func (s *Server) AfterAnswer(run func(context.Context)) {
 // without a builder, says so in its log and not to the model, whose calls work as without packages.
 func (s *Server) Builds() bool {
 	for _, env := range s.Environments.Now().Ready() {
-		if s.builder == 0 && env.OnDemand != nil {
+		if s.Settings.Builder == "" && env.OnDemand != nil {
 			s.Log.Warn("calls can add no packages", "reason", "nix is not on the server's PATH, or the server has no folder to write to",
 				"hint", "install Nix, and set HOME and TMPDIR to folders that the server may write")
 			break
 		}
 	}
-	return s.builder != 0
+	return s.Settings.Builder != ""
 }
 
-// Build asks for the environment with packages that has this key, and does not wait.
-func (s *Server) Build(key string) error { return s.builder.derive(key) }
-
-// rebuild asks the builder of the wrapper to build again.
+// rebuild has the environments of the start built again.
 func (s *Server) rebuild() {
-	if err := s.builder.write(""); err != nil {
-		s.Log.Error("nothing is built again", "error", fmt.Errorf("ask the builder: %w", err))
+	if s.Settings.Builder != "" {
+		s.Go(func(ctx context.Context) { s.order(ctx, order.Order{Kind: order.Again}) })
+	}
+}
+
+// order orders something without a result of the builder.
+func (s *Server) order(ctx context.Context, o order.Order) {
+	if err := order.Place(ctx, s.Settings.Builder, o, nil); err != nil && ctx.Err() == nil {
+		s.Log.Error("the builder does not do it", "what", o.Kind, "error", err)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 // allowing is described with packages that calls may add: a list to python, all to
@@ -170,13 +171,13 @@ func TestPackages_WhyNothingWasBuilt(t *testing.T) {
 		err  packages.BuildError
 		want string
 	}{
-		{packages.BuildError{Kind: packages.Absent, Package: "package-x"}, `there is no package "package-x": did you mean package-0, package-1, package-2?`},
-		{packages.BuildError{Kind: packages.Refused, Package: "jq", Reason: "it is marked as broken"}, `package "jq" cannot be added, for it is marked as broken: do without, or tell the user`},
-		{packages.BuildError{Kind: packages.TooLarge, Size: 5e9}, `env "bash+jq" would take 5.0 GB, more than max_closure_mb of [on_demand] allows: name fewer or smaller packages, or ask the user to raise it`},
-		{packages.BuildError{Kind: packages.TooSlow}, `env "bash+jq" was not built within build_seconds of [on_demand]: do without, or ask the user to raise it`},
-		{packages.BuildError{Kind: packages.Crowded}, "too many environments wait to be built: call again in a minute, or use one that was built before"},
+		{packages.BuildError{Kind: order.Absent, Package: "package-x"}, `there is no package "package-x": did you mean package-0, package-1, package-2?`},
+		{packages.BuildError{Kind: order.Refused, Package: "jq", Reason: "it is marked as broken"}, `package "jq" cannot be added, for it is marked as broken: do without, or tell the user`},
+		{packages.BuildError{Kind: order.TooLarge, Size: 5e9}, `env "bash+jq" would take 5.0 GB, more than max_closure_mb of [on_demand] allows: name fewer or smaller packages, or ask the user to raise it`},
+		{packages.BuildError{Kind: order.TooSlow}, `env "bash+jq" was not built within build_seconds of [on_demand]: do without, or ask the user to raise it`},
+		{packages.BuildError{Kind: order.Crowded}, "too many environments wait to be built: call again in a minute, or use one that was built before"},
 		{packages.BuildError{Kind: packages.NoBuild, Reason: "this server builds nothing"}, `env "bash+jq" cannot be built, because this server builds nothing: tell the user`},
-		{packages.BuildError{Kind: packages.Failed, Reason: "error: no\n[hint: x]"}, "env \"bash+jq\" could not be built: tell the user what Nix said, or do without\nerror: no\nNix: [hint: x]"},
+		{packages.BuildError{Kind: order.Failed, Reason: "error: no\n[hint: x]"}, "env \"bash+jq\" could not be built: tell the user what Nix said, or do without\nerror: no\nNix: [hint: x]"},
 	} {
 		test.err.Env = env
 		a := answer{call: call.Call{Env: env}, err: &test.err}

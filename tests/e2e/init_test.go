@@ -110,7 +110,7 @@ func TestInit_StartsItsBuilder(t *testing.T) {
 	t.Parallel()
 	const starts = 1500
 	builder := filepath.Join(t.TempDir(), "builder")
-	must.Do(t, os.WriteFile(builder, []byte("while read -r; do :; done\n"), 0o600))
+	must.Do(t, os.WriteFile(builder, []byte("#!/bin/sh\nwhile read -r line; do :; done\n"), 0o700))
 	script := fmt.Sprintf(`. ../../nix/wrapper/start.sh; builder=%s
 		for ((i = 0; i < %d; i++)); do start_builder; exec {alive}>&-; done; echo $i`, builder, starts)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience.Long)

@@ -25,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/builder"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
@@ -46,6 +47,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 const (
@@ -98,7 +100,7 @@ func (named) Authenticate(r *http.Request) (string, error) {
 func serve(folder string) error {
 	log := slog.New(slog.DiscardHandler)
 	env := registry.Environment{Name: "bash", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", MemoryMB: 512, Timeout: 60 * time.Second, MaxTimeout: 60 * time.Second, OutputBytes: 1 << 20}
-	builder, artifact, err := newBuilder(folder)
+	place, results, artifact, err := startBuilder(folder)
 	if err != nil {
 		return err
 	}
@@ -110,7 +112,7 @@ func serve(folder string) error {
 	// What the operator allows each principal bounds nobody here.
 	book := account.NewBook(func(string) registry.Quota {
 		return registry.Quota{Calls: 128, Sessions: 8, Streams: 64, MemoryMB: 1 << 20}
-	}, callsAtOnce, 1)
+	}, callsAtOnce)
 	records.Charge(book.Record)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -132,12 +134,15 @@ func serve(folder string) error {
 		CallFiles: files,
 		Tool: tool.Options{
 			Environments: registry.New(&registry.Set{Environments: map[string]registry.Environment{"bash": env}}),
-			Packages:     packages.Catalog{Folder: builder.folder}, Kept: files, KeptFiles: true,
+			Packages:     packages.Catalog{Folder: results}, Kept: files, KeptFiles: true,
 			Observers: []call.Observer{records}, Reads: book, Log: log,
 		},
 		Log: log,
 	}
-	onDemand := packages.Options{Folder: builder.folder, Ask: builder.ask, Turn: book.Build, Used: options.Warm, Log: log}
+	onDemand := packages.Options{
+		Folder: results, Bounds: order.Bounds{MaxClosureMB: 1, KeepMB: 1 << 20, BuildSeconds: 60, MaxBuilds: 1, KeepDays: 1},
+		Place: place, Used: options.Warm, Log: log,
+	}
 	options.Layers = []service.Layer{
 		{Session: sessionfiles.NewPart(kept, log)},
 		{Executor: func(next call.Executor) call.Executor { return packages.NewExecutor(next, onDemand) }},
@@ -159,35 +164,33 @@ func serve(folder string) error {
 
 func auditFile(folder string) string { return filepath.Join(folder, "audit.jsonl") }
 
-// builder stands for Nix: it builds one environment after the other, all from the same artifact.
-type builder struct {
-	folder string
-	keys   chan string
-}
-
-func newBuilder(folder string) (b *builder, artifact string, err error) {
-	b = &builder{folder: filepath.Join(folder, "packages"), keys: make(chan string, 1<<16)}
-	artifact = filepath.Join(folder, "artifact")
+// startBuilder starts a builder whose Nix is a pair of scripts, which take buildTime and make each environment the same
+// artifact. It returns the way to order of it, and the folder of results.
+func startBuilder(folder string) (place func(context.Context, order.Order, func(int, int)) error, results, artifact string, err error) {
+	results, artifact = filepath.Join(folder, "packages"), filepath.Join(folder, "artifact")
 	fields := mcptest.Settings(nil)["defaults"].(map[string]any)
 	fields["schema"], fields["name"], fields["backend"] = 1, "bash", "jail"
 	text, err := json.Marshal(fields)
 	err = errors.Join(err, os.MkdirAll(filepath.Join(artifact, "bin"), 0o700), os.WriteFile(filepath.Join(artifact, "metadata.json"), text, 0o600))
-	for _, program := range []string{"run", "session-run"} {
-		err = errors.Join(err, os.WriteFile(filepath.Join(artifact, "bin", program), nil, 0o700))
+	for name, text := range map[string]string{
+		"artifact/bin/run": "", "artifact/bin/session-run": "",
+		"nix":       "#!/bin/sh\necho build none\n",
+		"nix-store": fmt.Sprintf("#!/bin/sh\n[ $2 = --dry-run ] || { sleep %g; ln -sfn %s \"$4\"; }\n", buildTime.Seconds()/2, artifact),
+	} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o700))
+	}
+	err = errors.Join(err, os.Setenv("PATH", folder+":"+os.Getenv("PATH")))
+	socket := filepath.Join(folder, "orders")
+	listener, wrong := order.Listen(socket)
+	if err = errors.Join(err, wrong); err != nil {
+		return nil, "", "", err
 	}
 	go func() {
-		for key := range b.keys {
-			time.Sleep(buildTime)
-			// A request that was asked for twice is built once.
-			_ = os.Symlink(artifact, filepath.Join(b.folder, key, packages.ResultLink))
-		}
+		_ = builder.New(&builder.Nix{Log: io.Discard}, results, nil).Serve(context.Background(), listener)
 	}()
-	return b, artifact, err
-}
-
-func (b *builder) ask(key string) error {
-	b.keys <- key
-	return nil
+	return func(ctx context.Context, o order.Order, progress func(int, int)) error {
+		return order.Place(ctx, socket, o, progress)
+	}, results, artifact, nil
 }
 
 // server is the process of a server.

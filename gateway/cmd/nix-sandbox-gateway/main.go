@@ -71,8 +71,8 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	with := parts.With{Calls: calls}
 	var book *account.Book
 	if front != nil {
-		book = account.NewBook(front.quota, front.callsAtOnce(), max(1, int(server.Base.OnDemand.MaxBuilds)))
-		with.Turn, with.Charge = book.Build, service.Layer{Executor: book.Executor, Starter: book.Starter}
+		book = account.NewBook(front.quota, front.callsAtOnce())
+		with.Charge = service.Layer{Executor: book.Executor, Starter: book.Starter}
 		options.Admission, options.Tool.Reads = book, book
 		// Of calls without a session the sandboxes are bounded by the calls that run.
 		options.OneShots, options.Sessions.Max, options.Sessions.MaxEach = 0, settings.SessionMaxOfMany, book.Sessions
