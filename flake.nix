@@ -24,7 +24,10 @@
       # The default server for places without Nix, with which packages could be added.
       complete = {
         extends = "default";
-        environments.python.packages_on_demand = [ ];
+        environments = nixpkgs.lib.genAttrs [ "bash" "node" "python" ] (_: {
+          packages_on_demand = [ ];
+          nix = false;
+        });
       };
     in
     {

@@ -15,6 +15,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,6 +43,7 @@ type Builder struct {
 	jobs    map[string]*job // that wait or run, by the key of their result
 	waiting []*job          // in the order in which they came
 	running int
+	facts   map[string]json.RawMessage // by key
 	bounds  order.Bounds
 	served  map[string]uint64 // when the last job of each waiting principal began, as a count
 	count   uint64
@@ -57,9 +59,9 @@ type job struct {
 	changed chan struct{} // closed with the next report
 }
 
-// New returns a builder whose results are in a folder.
+// New returns a builder with its results in a folder.
 func New(nix *Nix, folder string, again func()) *Builder {
-	return &Builder{nix: nix, made: &results{folder}, again: again, jobs: map[string]*job{}, served: map[string]uint64{}}
+	return &Builder{nix: nix, made: &results{folder}, again: again, jobs: map[string]*job{}, served: map[string]uint64{}, facts: map[string]json.RawMessage{}}
 }
 
 // Serve answers the connections of a listener, until it is closed or ctx ends, and then waits for the end of
@@ -105,7 +107,10 @@ func (b *Builder) answer(ctx context.Context, conn net.Conn) {
 		b.again()
 	case order.Expire:
 		b.made.expire(o.Bounds)
-	case order.Environment:
+	case order.Environment, order.Addition, order.Facts:
+		if o.Kind != order.Environment {
+			o.Key = digest(strings.Join(append([]string{string(o.Kind), b.nix.Start}, o.Packages...), "\x00"))
+		}
 		b.report(ctx, conn, in, o)
 		return
 	default:
@@ -221,8 +226,8 @@ func (b *Builder) run(ctx context.Context, one *job) {
 	limit, cancel := context.WithTimeout(ctx, time.Duration(one.order.Bounds.BuildSeconds)*time.Second)
 	defer cancel()
 	progress := func(done, total int) { b.tell(one, order.Report{Done: done, Total: total}) }
-	err := b.environment(limit, one.order, progress)
-	report := order.Report{Over: true}
+	report, err := b.make(limit, one.order, progress)
+	report.Over = true
 	var found *order.Failure
 	var said *nixError
 	switch {
@@ -238,7 +243,9 @@ func (b *Builder) run(ctx context.Context, one *job) {
 	default:
 		report.Failure = &order.Failure{Kind: order.Failed, Text: err.Error()}
 	}
-	b.made.close(one.order.Key, report.Failure)
+	if one.order.Kind != order.Facts {
+		b.made.close(one.order.Key, report.Failure)
+	}
 	b.mu.Lock()
 	delete(b.jobs, one.order.Key)
 	b.running--

@@ -120,7 +120,10 @@ func of(principal, name string) order.Order {
 	}
 }
 
-func (r *rig) place(o order.Order) error { return order.Place(r.t.Context(), r.socket, o, nil) }
+func (r *rig) place(o order.Order) error {
+	_, err := order.Place(r.t.Context(), r.socket, o, nil)
+	return err
+}
 
 func TestBuilder_BuildsAndReports(t *testing.T) {
 	r := newRig(t)
@@ -129,7 +132,10 @@ func TestBuilder_BuildsAndReports(t *testing.T) {
 	var seen []string
 	progress := func(done, total int) { seen = append(seen, fmt.Sprintf("%d/%d", done, total)) }
 	o := of("ada", "six")
-	must.Do(t, order.Place(t.Context(), r.socket, o, progress))
+	report := must.Get(order.Place(t.Context(), r.socket, o, progress))(t)
+	if report.Folder != filepath.Join(r.folder, o.Key) || report.Bytes != 2<<20 {
+		t.Errorf("the last report: %+v", report)
+	}
 	// Reports that come faster than they are read are left out, but for their order.
 	if len(seen) == 0 || !slices.IsSorted(seen) || seen[0] > "0/2" {
 		t.Errorf("progress %v", seen)
@@ -181,7 +187,7 @@ func TestBuilder_Failures(t *testing.T) {
 			t.Error(err)
 		}
 		must.Do(t, os.WriteFile(path, before, 0o755))
-		// The next one may succeed, and then nothing says that it failed.
+		// The next one may succeed, and then the failure is forgotten.
 		must.Do(t, r.place(o))
 		if _, err := os.Stat(filepath.Join(r.folder, o.Key, failedFile)); err == nil {
 			t.Error("it is still said to have failed")
@@ -235,8 +241,8 @@ func TestBuilder_EndsWithTheServer(t *testing.T) {
 	}
 }
 
-// One principal's orders leave turns to another, several orders of one thing are one build, and those that nobody
-// waits for any more are not begun.
+// One principal's orders leave turns to another, several orders of one thing are one build, and those
+// without a waiting call are not begun.
 func TestBuilder_TakesTurns(t *testing.T) {
 	r := newRig(t)
 	r.hold()
@@ -244,7 +250,7 @@ func TestBuilder_TakesTurns(t *testing.T) {
 	var all sync.WaitGroup
 	placed := func(ctx context.Context, o order.Order) {
 		reported := make(chan struct{}, 100)
-		all.Go(func() { _ = order.Place(ctx, r.socket, o, func(int, int) { reported <- struct{}{} }) })
+		all.Go(func() { _, _ = order.Place(ctx, r.socket, o, func(int, int) { reported <- struct{}{} }) })
 		<-reported
 	}
 	placed(t.Context(), of("alice", "first"))
@@ -273,9 +279,9 @@ func TestBuilder_BoundsWhatWaits(t *testing.T) {
 	ctx, hangUp := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	reported := make(chan struct{}, 1000)
-	for i := range maxEach + 1 { // one of which is being built
+	for i := range maxEach + 1 { // the first is being built
 		all.Go(func() {
-			_ = order.Place(ctx, r.socket, of("greedy", fmt.Sprint("g", i)), func(int, int) { reported <- struct{}{} })
+			_, _ = order.Place(ctx, r.socket, of("greedy", fmt.Sprint("g", i)), func(int, int) { reported <- struct{}{} })
 		})
 	}
 	for range maxEach + 1 {
@@ -286,7 +292,7 @@ func TestBuilder_BoundsWhatWaits(t *testing.T) {
 		t.Errorf("one more: %v", err)
 	}
 	all.Go(func() {
-		if err := order.Place(ctx, r.socket, of("modest", "m"), func(int, int) { reported <- struct{}{} }); !errors.Is(err, context.Canceled) {
+		if _, err := order.Place(ctx, r.socket, of("modest", "m"), func(int, int) { reported <- struct{}{} }); !errors.Is(err, context.Canceled) {
 			t.Errorf("another's: %v", err)
 		}
 	})
@@ -294,6 +300,33 @@ func TestBuilder_BoundsWhatWaits(t *testing.T) {
 	hangUp()
 	r.release()
 	all.Wait()
+}
+
+// What a sandbox gets while it runs is of no environment, and one build for all orders of it.
+func TestBuilder_AddsAndTells(t *testing.T) {
+	r := newRig(t)
+	o := order.Order{Kind: order.Addition, Principal: "ada", Packages: []string{"six"}, Bounds: bounds}
+	first := must.Get(order.Place(t.Context(), r.socket, o, nil))(t)
+	o.Principal, o.Base, o.Key = "bob", "bash", strings.Repeat("f", 64)
+	second := must.Get(order.Place(t.Context(), r.socket, o, nil))(t)
+	if first.Folder == "" || first.Folder != second.Folder || len(r.asked()) != 1 {
+		t.Errorf("%+v, %+v, Nix was asked for %v", first, second, r.asked())
+	}
+	o.Kind = order.Facts
+	r.says("plan", `{"six": {"version": "1"}}`)
+	for range 2 {
+		if report := must.Get(order.Place(t.Context(), r.socket, o, nil))(t); string(report.Value) != `{"six":{"version":"1"}}` {
+			t.Errorf("facts: %s", report.Value)
+		}
+	}
+	if asked := r.asked(); len(asked) != 2 {
+		t.Errorf("Nix was asked for %v", asked)
+	}
+	o.Packages = []string{"seven"}
+	r.says("plan", "no JSON")
+	if err := r.place(o); err == nil {
+		t.Error("what is no JSON is told")
+	}
 }
 
 func TestBuilder_BuildsAgain(t *testing.T) {

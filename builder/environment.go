@@ -2,7 +2,10 @@ package builder
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -14,18 +17,37 @@ import (
 // validKey matches the names of folders of results.
 var validKey = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// environment builds an environment with packages. Nothing here is made of the names that a call brought but a file
-// of JSON, which Nix reads.
-func (b *Builder) environment(ctx context.Context, o order.Order, progress func(done, total int)) error {
-	if b.made.has(o.Key) {
-		return nil // another server has built it
+// maxFacts bounds the facts that are remembered.
+const maxFacts = 256
+
+// make makes the result of an order. Nothing here is made of the names that a call brought but a file of JSON, which
+// Nix reads.
+func (b *Builder) make(ctx context.Context, o order.Order, progress func(done, total int)) (report order.Report, err error) {
+	name := "packages " + o.Key[:12]
+	if o.Kind == order.Facts {
+		report.Value, err = b.told(ctx, name, o)
+		return report, err
 	}
+	report.Folder = filepath.Join(b.made.folder, o.Key)
+	if !b.made.has(o.Key) { // nor has another server built it
+		if err := b.build(ctx, name, o, progress); err != nil {
+			return report, err
+		}
+	}
+	report.Bytes = sizeOf(filepath.Join(report.Folder, ResultLink))
+	return report, nil
+}
+
+// attributes of nix/wrapper/default.nix are asked for the derivations of orders.
+var attributes = map[order.Kind]string{order.Environment: "derived", order.Addition: "addition"}
+
+// build builds an artifact.
+func (b *Builder) build(ctx context.Context, name string, o order.Order, progress func(done, total int)) error {
 	folder, err := b.made.open(o)
 	if err != nil {
 		return err
 	}
-	name := "packages " + o.Key[:12]
-	plan, err := b.nix.Eval(ctx, name, "derived", "--argstr", "request", filepath.Join(folder, requestFile))
+	plan, err := b.nix.Eval(ctx, name, attributes[o.Kind], "--argstr", "request", filepath.Join(folder, requestFile))
 	if err != nil {
 		return err
 	}
@@ -39,7 +61,40 @@ func (b *Builder) environment(ctx context.Context, o order.Order, progress func(
 	return b.realise(ctx, name, o, folder, rest, progress)
 }
 
-// realise builds a derivation whose result has a size, unless that is too large.
+// told returns what is known of packages.
+func (b *Builder) told(ctx context.Context, name string, o order.Order) (json.RawMessage, error) {
+	b.mu.Lock()
+	known := b.facts[o.Key]
+	b.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	request, err := os.CreateTemp("", "nix-sandbox-mcp.")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(request.Name())
+	err = json.NewEncoder(request).Encode(map[string]any{"packages": o.Packages})
+	if err = errors.Join(err, request.Close()); err != nil {
+		return nil, err
+	}
+	text, err := b.nix.Eval(ctx, name, "facts", "--argstr", "request", request.Name())
+	if err == nil && (!json.Valid([]byte(text)) || len(text) > order.MaxLine/2) {
+		err = &nixError{"the facts of these packages are no JSON, or too many"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.facts) >= maxFacts {
+		clear(b.facts)
+	}
+	b.facts[o.Key] = json.RawMessage(text)
+	return b.facts[o.Key], nil
+}
+
+// realise builds a derivation, unless its result is too large.
 func (b *Builder) realise(ctx context.Context, name string, o order.Order, folder, derivation string, progress func(done, total int)) error {
 	total, fetched := 0, int64(0)
 	dry := command{name: name, words: []string{"nix-store", "--realise", "--dry-run", derivation}, quiet: true, line: func(line string) {

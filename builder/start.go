@@ -59,7 +59,7 @@ type Item struct {
 	Kind, Name, Value, Base string
 }
 
-// ReadPlan reads a plan as start.sh writes it: fields that end with a NUL, of which the fifth is the number of items.
+// ReadPlan reads a plan as start.sh writes it: fields that end with a NUL; the fifth is the number of items.
 func ReadPlan(in *bufio.Reader) (p Plan, err error) {
 	field := func() string {
 		text, wrong := in.ReadString(0)
@@ -282,7 +282,7 @@ func (e *Environments) build(ctx context.Context, one Item, derivation string) e
 	return fmt.Errorf("this builder knows no %q", one.Kind)
 }
 
-// project builds the shell of a project's flake, whose author is not trusted.
+// project builds the shell of a project's flake. Its author is not trusted.
 func (e *Environments) project(ctx context.Context, one Item, c command) error {
 	root, err := e.root(one.Value + " project")
 	if err != nil {

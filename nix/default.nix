@@ -4,7 +4,7 @@
 #   in sandboxes.mkServer { config = ./config.toml; }
 {
   pkgs,
-  # The Go programs { agent; builder; gateway; jail; jailDevices; network; operator; runtime; seccomp; vm; vmGuest; vmImage; }, for those who have them built.
+  # The Go programs { agent; builder; gateway; jail; jailDevices; network; nix; operator; runtime; seccomp; vm; vmGuest; vmImage; }, for those who have them built.
   programs ? import ./lib/programs.nix { inherit pkgs; },
   # The commit that this is, for --version.
   revision ? null,

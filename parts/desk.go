@@ -8,13 +8,15 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/visit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
 // addDesk lets the user's commands ask this server. Each verb is a line of the list.
-func addDesk(options *service.Options, server *service.Server, book *ask.Book, with With) {
+func addDesk(options *service.Options, server *service.Server, book *ask.Book, answer func(call.Call) sandbox.Ask, with With) {
 	calls := with.Calls
 	if calls == nil {
 		calls = watch.New(server.Environments)
@@ -22,7 +24,7 @@ func addDesk(options *service.Options, server *service.Server, book *ask.Book, w
 	calls.Project = options.Host.Project.Dir
 	options.Tool.Observers = append(options.Tool.Observers, calls)
 	visits := visit.New(visit.Options{
-		Forward: server.Base.Session.Forward, Project: options.Host.Project, Environments: server.Environments.Now,
+		Forward: server.Base.Session.Forward, Project: options.Host.Project, Environments: server.Environments.Now, Ask: answer,
 	})
 	options.Layers = append(options.Layers, service.Layer{Session: visits, OnSessions: func(sessions *session.Manager) {
 		visits.SetSessions(sessions)

@@ -17,7 +17,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/packages"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
@@ -62,21 +61,22 @@ func Add(options *service.Options, server *service.Server, with With) error {
 		options.Tool.KeptFiles = true
 		add(service.Layer{Session: sessionfiles.NewPart(store, server.Log)})
 	}
+	onDemand := packages.Options{Folder: server.Settings.Packages, Bounds: server.Base.OnDemand, Used: options.Warm, Log: server.Log}
 	if server.Builds() {
-		onDemand := packages.Options{
-			Folder: server.Settings.Packages, Bounds: server.Base.OnDemand, Used: options.Warm, Log: server.Log,
-			Place: func(ctx context.Context, o order.Order, progress func(done, total int)) error {
-				return order.Place(ctx, server.Settings.Builder, o, progress)
-			},
+		onDemand.Place = func(ctx context.Context, o order.Order, progress func(done, total int)) (order.Report, error) {
+			return order.Place(ctx, server.Settings.Builder, o, progress)
 		}
 		options.Tool.Packages = packages.Catalog{Folder: onDemand.Folder}
-		add(service.Layer{Session: packages.Grow{}, Executor: func(next call.Executor) call.Executor { return packages.NewExecutor(next, onDemand) }})
+		add(service.Layer{Session: packages.Grow{}})
 	}
+	// Without a builder, code that asks for packages is told so.
+	asked := packages.NewExecutor(nil, onDemand)
+	add(service.Layer{Executor: asked.Around})
 	add(with.Charge)
 	if err := addFiles(options, server, add); err != nil {
 		return err
 	}
-	addDesk(options, server, book, with)
+	addDesk(options, server, book, asked.Ask, with)
 	return addTools(options, server)
 }
 

@@ -30,7 +30,6 @@ var rooms = map[string][]string{
 	"gateway":                     {"wire", "runtime", "parts"},
 	"operator":                    {"wire", "runtime", "parts", "gateway"},
 	"runtime/cmd/nix-sandbox-mcp": {"runtime", "parts"}, // the program takes the list of parts
-	"agent/cmd/nix-sandbox-agent": {"agent", "wire", "parts/toolbox/inside"},
 }
 
 // What the programs' folders import of each other is in a table.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
@@ -165,7 +166,8 @@ func (e *executor) grow(ctx context.Context, req frame.Request) error {
 	}
 	e.setEnv(req.Env)
 	if e.phase == ready {
-		status, err := e.prepare(ctx, e.spec.Driver.GrowCode(path), attempt.Deadline(e.spec.LoadTimeout()))
+		programs, _, _ := strings.Cut(path, ":")
+		status, err := e.prepare(ctx, e.spec.Driver.GrowCode(programs), attempt.Deadline(e.spec.LoadTimeout()))
 		if err == nil && status != 0 {
 			err = fmt.Errorf("exit status %d", status)
 		}

@@ -77,6 +77,8 @@ func (s *Server) request(req frame.Request) error {
 		refusal = s.queueTask(task{request: req})
 	case frame.Interrupt:
 		return s.interrupt(req.ID)
+	case frame.Called:
+		s.asking.Take(req)
 	case frame.Ping:
 		if !s.unrehearsed.CompareAndSwap(true, false) || s.rehearse(req.ID) != nil {
 			return s.pings.add(req.ID)
@@ -180,6 +182,9 @@ func (s *Server) take(c *call) bool {
 	}
 	c.running = true
 	s.code -= c.size()
+	if !c.rehearsed {
+		s.asking.Begin(c.ID)
+	}
 	return true
 }
 
@@ -193,5 +198,6 @@ func (s *Server) answer(c *call, replies []any) error {
 	if c.rehearsed {
 		return frame.NewWriter(io.Discard).Write(replies...)
 	}
+	s.asking.End(c.ID)
 	return s.out.Write(replies...)
 }

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/asking"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
@@ -30,9 +31,11 @@ type Config struct {
 	Spec interpreter.Spec // Null, Stdout and Stderr are the server's own
 	// Keeper enforces the limits of the sandbox; nil if there are none.
 	Keeper *limitkeeper.Keeper
-	In     io.ReadCloser
-	Out    io.Writer
-	Log    io.Writer
+	// Asks is the socket at which code asks the server, or "" for none.
+	Asks string
+	In   io.ReadCloser
+	Out  io.Writer
+	Log  io.Writer
 }
 
 // Server serves one sandbox.
@@ -48,6 +51,7 @@ type Server struct {
 	crossing atomic.Pointer[limitkeeper.Crossing] // not taken by the executor yet
 	pings    pings
 	visits   *interactive.Visits
+	asking   *asking.Asking // nil if code asks nothing
 	look     workspace.Look
 	looks    chan struct{} // of one look at a time
 	// unrehearsed says that the next ping starts a rehearsal.
@@ -75,10 +79,17 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		calls:  map[uint64]*call{},
 	}
 	s.pings.answer = s.pong
-	s.visits = interactive.NewVisits(table, cfg.Spec, s.out.Write)
+	s.visits = interactive.NewVisits(table, cfg.Spec, s.visited)
 	s.look, s.looks = workspace.Look{Root: s.root}, make(chan struct{}, 1)
 	if err := s.out.Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
 		return err
+	}
+	if cfg.Asks != "" {
+		var err error
+		if s.asking, err = asking.Listen(cfg.Asks, s.out.Write); err != nil {
+			return err
+		}
+		defer s.asking.Close()
 	}
 	null, err := os.Open(os.DevNull)
 	if err != nil {

@@ -33,10 +33,24 @@ func (s *Server) beside(req frame.Request) error {
 		}
 		return s.out.Write(reply)
 	}
+	if req.Type == frame.Open && req.Port == 0 {
+		s.asking.Begin(req.ID)
+	}
 	if err := s.visits.Request(req); err != nil {
+		s.asking.End(req.ID)
 		return s.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: err.Error()})
 	}
 	return nil
+}
+
+// visited sends frames of streams.
+func (s *Server) visited(replies ...any) error {
+	for _, one := range replies {
+		if reply, is := one.(frame.Reply); is && reply.Type == frame.Closed {
+			s.asking.End(reply.ID)
+		}
+	}
+	return s.out.Write(replies...)
 }
 
 // look names the files that have changed since the last look.

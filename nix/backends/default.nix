@@ -1,4 +1,4 @@
-# The ways to isolate a sandbox, by name. Each is a set { problems; unsupported; make; }.
+# The ways to isolate a sandbox, by name. Each is a set { problems; unsupported; make; addition; }.
 #
 # problems PREFIX OPTIONS
 #                   sentences about a platform on which the backend does not work, and
@@ -27,8 +27,11 @@
 #                   machine, for which one bin/check answers
 #   metadata        further fields of metadata.json, if any
 # }
+#
+# addition [ { name; paths; program; } ], optional
+#                   a program, bin/grow, that adds packages to a sandbox that runs, and metadata.json
 { pkgs, programs }:
 {
-  jail = { inherit (import ./jail.nix { inherit pkgs programs; }) make problems; };
+  jail = { inherit (import ./jail.nix { inherit pkgs programs; }) addition make problems; };
   vm = import ./vm.nix { inherit pkgs programs; };
 }

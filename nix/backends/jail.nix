@@ -420,7 +420,7 @@ let
       isNetworked = options.network != "none";
       # The toolbox sets this variable (parts/toolbox/nix).
       hasTools = variables ? NIX_SANDBOX_TOOLS;
-      agent = if hasTools then programs.toolbox.agent else programs.agent;
+      inherit (programs) agent;
       hasDevices = options.devices != [ ];
 
       rootfs = rootfsOf (
@@ -551,6 +551,8 @@ let
               "${driver}"
             ]
             ++ lib.optional pipe "--pipe"
+            # Code may ask the server for tools or packages.
+            ++ lib.optional (hasTools || options.nix) "--asks"
             ++ command;
           }
         )
@@ -587,9 +589,55 @@ let
       }";
       closure = builtins.unsafeDiscardStringContext (lib.substring 0 32 (baseNameOf tree.outPath));
     };
+
+  # The program that adds packages, { name; paths; program; }, to a sandbox that runs. It is described as a jail is, of
+  # which the store alone counts (jail/grow_linux.go).
+  addition =
+    packages:
+    let
+      tree = closureTree {
+        name = "sandbox-addition";
+        roots = lib.concatMap (package: package.paths) packages;
+      };
+      description = {
+        schema = 1;
+        inherit bubblewrap;
+        seccomp = "${filter}";
+        flags = [
+          "--ro-bind"
+          "${tree}/nix"
+          "/nix"
+        ];
+        seal = readOnly "/";
+        project_mount = "/project";
+        reserved = import ../lib/reserved.nix;
+        command = [ (lib.getExe programs.agent) ];
+      };
+    in
+    pkgs.runCommandLocal "sandbox-addition"
+      {
+        # Texts of any length, as variables of the shell.
+        __structuredAttrs = true;
+        nativeBuildInputs = [ pkgs.jq ];
+        grow = "#!${launcher}\n${builtins.toJSON description}\n";
+        metadata = builtins.toJSON {
+          schema = 1;
+          inherit packages;
+        };
+        inherit tree;
+      }
+      ''
+        mkdir -p $out/bin
+        printf %s "$grow" > $out/bin/grow
+        chmod +x $out/bin/grow
+        # Only a build can tell the size.
+        printf %s "$metadata" |
+          jq --compact-output --argjson size "$(du -s --apparent-size --block-size=1 "$tree" | cut -f 1)" \
+            '.closure_bytes = $size' > $out/metadata.json
+      '';
 in
 {
-  inherit make describeProgram;
+  inherit addition make describeProgram;
 
   problems =
     location: _:

@@ -10,6 +10,7 @@
   interpreters,
   onDemand,
   presets,
+  programs,
 }:
 let
   inherit (pkgs) lib;
@@ -145,6 +146,7 @@ let
             [ ! -e ${nodeModules}/node_modules/.bin ] || ln -s ${nodeModules}/node_modules/.bin $out/bin
           ''
         )
+        ++ lib.optional given.nix nixClient
         # Every sandbox has it as /bin/bash, so that an environment of any packages can run it.
         ++ lib.optional (given.from_shell != null || given.interpreter_type == "bash") pkgs.bash;
       pathsToLink = [ "/bin" ];
@@ -162,13 +164,23 @@ let
       '';
     };
 
-  # The environment variables. A shell's come with its PATH.
+  # What code knows of Nix: one program that goes by the names of several.
+  nixClient = pkgs.runCommandLocal "sandbox-nix" { } ''
+    mkdir -p $out/bin
+    for name in nix nix-build nix-env nix-shell; do
+      ln -s ${lib.getExe programs.nix} $out/bin/$name
+    done
+  '';
+
+  # The environment variables. A shell's come with its PATH. The programs of `nix profile add` are in the last folder.
   variablesOf =
     given: environment:
     lib.optionalAttrs (given.network != "none") (
       lib.mapAttrs (name: _: import ./placeholder.nix name) given.network.credentials
     )
-    // lib.optionalAttrs (given.from_shell == null) { PATH = "${environment}/bin"; }
+    // lib.optionalAttrs (given.from_shell == null) {
+      PATH = "${environment}/bin" + lib.optionalString given.nix ":/tmp/.nix-profile/bin";
+    }
     // {
       HOME = "/workspace";
       TMPDIR = "/workspace";

@@ -6,7 +6,7 @@
 # environment with more packages, and packages.json, from which the runtime answers
 # what needs no Nix. Names of packages come from the model. They reach this file as
 # strings of a JSON file, and are looked up as attributes of the package set.
-{ pkgs }:
+{ pkgs, backends }:
 let
   inherit (pkgs) lib;
   inherit (builtins)
@@ -87,7 +87,7 @@ let
       at = "${location} packages_on_demand";
     in
     if !(allows given) then
-      [ ]
+      lib.optional (given.nix or false) "${location} nix is true, and its packages are those of packages_on_demand, which is empty: list packages there, or set it to \"all\""
     else if given.npm or null != null then
       [ "${at} is beside npm, whose lock names all packages: keep one of the two" ]
     else if given.from_shell != null then
@@ -199,14 +199,15 @@ let
 
   # ---- what is made of it ----
 
-  # The packages of a name, or why there are none.
+  # The package of a name in sets, or why there is none. A name may be a path of attributes.
   resolve =
-    interpreter_type: name:
+    sets: name:
     let
-      sets = if isOther name then [ ] else filter (hasAttr name) (setsOf interpreter_type);
+      path = lib.splitString "." name;
       # A set may have something else of that name: python3.pkgs has functions.
-      found = lib.findFirst (set: lib.isDerivation set.${name}) null sets;
-      package = found.${name};
+      found =
+        if isOther name then null else lib.findFirst (set: lib.isDerivation (lib.attrByPath path null set)) null sets;
+      package = lib.getAttrFromPath path found;
       meta = package.meta or { };
       evaluates = (builtins.tryEval package.drvPath).success;
       reason =
@@ -239,6 +240,20 @@ let
     in
     if builtins.stringLength whole > 200 then "${builtins.substring 0 200 whole}…" else whole;
 
+  wrongOf =
+    resolved:
+    map (one: {
+      inherit (one) name wrong;
+      reason = one.reason or "";
+    }) (filter (one: one ? wrong) resolved);
+
+  # Code that names packages itself means those of the package set, and modules of Python by their names alone after
+  # them.
+  setsOfCode = [
+    pkgs
+    python.pkgs
+  ];
+
   licenseOf =
     meta:
     lib.concatMapStringsSep ", " (
@@ -252,6 +267,57 @@ rec {
     recipe
     table
     ;
+
+  # For { packages; }, a list of names: what is wrong with them, or the program that adds them to a sandbox that runs.
+  addition =
+    { packages, ... }:
+    let
+      resolved = map (name: { inherit name; } // resolve setsOfCode name) packages;
+    in
+    {
+      wrong = wrongOf resolved;
+      program = backends.jail.addition (
+        map (
+          { name, package, ... }:
+          {
+            inherit name;
+            paths = outputsOf package;
+            program = package.meta.mainProgram or (lib.getName package);
+          }
+        ) resolved
+      );
+    };
+
+  # For the same: what can be told of them without building, by name. One of which nothing can be told is left out.
+  facts =
+    { packages, ... }:
+    lib.filterAttrs (_: fact: fact != { }) (
+      lib.genAttrs packages (
+        name:
+        tried { } (
+          let
+            found = resolve setsOfCode name;
+            inherit (found) package;
+            text = value: if isString value then line value else null;
+            meta = package.meta or { };
+          in
+          if found ? wrong then
+            { }
+          else
+            lib.filterAttrs (_: value: value != null) {
+              name = text (package.name or null);
+              pname = text (lib.getName package);
+              version = text (lib.getVersion package);
+              # An object with outPath would be written as that alone.
+              path = builtins.unsafeDiscardStringContext package.outPath;
+              "meta.description" = text (meta.description or null);
+              "meta.homepage" = text (meta.homepage or null);
+              "meta.mainProgram" = text (meta.mainProgram or null);
+              "meta.license" = if meta ? license then line (licenseOf meta) else null;
+            }
+        )
+      )
+    );
 
   # For { recipe; packages; }, a path and a list of names: what is wrong with the
   # names, as { name; wrong; reason; }, and the arguments of mkSandbox. The path is of
@@ -287,13 +353,10 @@ rec {
             name = builtins.unsafeDiscardStringContext (builtins.substring 33 200 (baseNameOf path));
             outPath = path;
           }) described.paths;
-      resolved = map (name: { inherit name; } // resolve given.interpreter_type name) packages;
+      resolved = map (name: { inherit name; } // resolve (setsOf given.interpreter_type) name) packages;
     in
     {
-      wrong = map (one: {
-        inherit (one) name wrong;
-        reason = one.reason or "";
-      }) (filter (one: one ? wrong) resolved);
+      wrong = wrongOf resolved;
       arguments = given // {
         packages = lib.concatMap own given.packages ++ map (one: one.package) resolved;
         # A line for `list`; the model reads that of the environment itself.

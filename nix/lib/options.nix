@@ -343,6 +343,12 @@ let
       published = true;
       doc = "Packages that a call may add by their names, as in `python+pandas`: a list of names, or `\"all\"` for every package of the package set that the server was built from. Nix builds them beside the server at the first such call.";
     };
+    nix = {
+      type = types.boolean;
+      default = false;
+      published = true;
+      doc = "Whether the sandbox has a program `nix`, with which code adds the packages of `packages_on_demand` to the sandbox while it runs, as in `nix shell nixpkgs#jq -c jq .`. It asks the server; the sandbox reaches neither Nix nor a network.";
+    };
     packages_ask = {
       type = types.boolean;
       default = false;

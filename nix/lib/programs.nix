@@ -137,6 +137,7 @@ let
       "jail/cmd/nix-sandbox-jail"
       "jail/devices/cmd/nix-sandbox-jail-devices"
       "jail/cmd/nix-sandbox-seccomp"
+      "agent/cmd/nix"
     ];
   };
 
@@ -163,8 +164,8 @@ let
     packages = outsidePackages ++ [ "tests/demo" ];
   };
 
-  # Apart, because only servers and sandboxes with tools have it: the same programs, compiled
-  # with the toolbox in them.
+  # Apart, because only servers with tools have it: the same programs, compiled with the toolbox in
+  # them.
   outsideToolbox = compile {
     pname = "nix-sandbox-mcp-outside-toolbox";
     folders = outsideFolders;
@@ -173,15 +174,8 @@ let
   };
   insideToolbox = compile {
     pname = "nix-sandbox-mcp-inside-toolbox";
-    folders = sandboxFolders.inside ++ [
-      "parts/toolbox/cmd"
-      "parts/toolbox/inside"
-    ];
-    packages = [
-      "agent/cmd/nix-sandbox-agent"
-      "parts/toolbox/cmd/tool"
-    ];
-    tags = [ "toolbox" ];
+    folders = [ "parts/toolbox/cmd" ];
+    packages = [ "parts/toolbox/cmd/tool" ];
   };
 
   # Apart, because only sandboxes with a network have it.
@@ -250,11 +244,11 @@ outsidePrograms outside
   );
 
   toolbox = outsidePrograms outsideToolbox // {
-    agent = program insideToolbox "nix-sandbox-agent" "Runs code inside a sandbox, as its first process, and lets it call tools";
     tool = program insideToolbox "tool" "Calls a tool from inside a sandbox";
   };
 
   agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
+  nix = program inside "nix" "Asks the server for packages from inside a sandbox";
   jail = program inside "nix-sandbox-jail" "Starts one sandbox from its generated description";
   jailDevices = program inside "nix-sandbox-jail-devices" "Starts one sandbox that has devices of the host";
   network = program network "nix-sandbox-net" "Connects one sandbox to the hosts that its policy names";

@@ -25,6 +25,15 @@ let
     inherit base extends;
   };
   wrong = map (problem: "wrong ${problem}");
+  requested = builtins.fromJSON (builtins.readFile request);
+  built =
+    found: of:
+    lines (
+      if found.wrong != [ ] then
+        map (one: lib.trim "${one.wrong} ${one.name} ${one.reason}") found.wrong
+      else
+        [ "build ${builtins.unsafeDiscardStringContext (of found).drvPath}" ]
+    );
   lines = lib.concatMapStrings (line: "${line}\n");
 in
 {
@@ -70,16 +79,13 @@ in
 
   # The environment of a request: "build DERIVATION", or a line for each name that is
   # wrong: KIND NAME REASON, in which the name is one that the request has.
-  derived =
-    let
-      found = onDemand.derive (builtins.fromJSON (builtins.readFile request));
-    in
-    lines (
-      if found.wrong != [ ] then
-        map (one: lib.trim "${one.wrong} ${one.name} ${one.reason}") found.wrong
-      else
-        [ "build ${builtins.unsafeDiscardStringContext (sandbox.build found.arguments).drvPath}" ]
-    );
+  derived = built (onDemand.derive requested) (found: sandbox.build found.arguments);
+
+  # The same for packages that a sandbox gets while it runs.
+  addition = built (onDemand.addition requested) (found: found.program);
+
+  # A JSON object of what is known of each package of a request.
+  facts = builtins.toJSON (onDemand.facts requested);
 
   # The project's own shell. Of a file that ends in .drv, import reads what it
   # builds, and evaluates nothing.

@@ -78,7 +78,7 @@ func withPackages(settings config.Config, set *registry.Set, name string) (regis
 	var result built
 	executor := packages.NewExecutor(&result, packages.Options{
 		Folder: settings.Packages, Bounds: set.OnDemand, Log: slog.New(slog.DiscardHandler),
-		Place: func(ctx context.Context, o order.Order, progress func(done, total int)) error {
+		Place: func(ctx context.Context, o order.Order, progress func(done, total int)) (order.Report, error) {
 			return order.Place(ctx, settings.Builder, o, progress)
 		},
 	})

@@ -30,7 +30,8 @@ func Packages(std cli.Streams) *cobra.Command {
 		Long: `List, build or remove environments with packages, which calls otherwise add.
 
 ENV alone means all environments that calls made of it. A removed environment is
-built again if a call names it. Nix's garbage collection frees the space.`,
+built again if a call names it. Nix's garbage collection frees the space.
++PACKAGE are packages that code added with nix.`,
 		Example: "  " + cli.Program + " packages\n  " + cli.Program + " packages --add python+pandas\n  " + cli.Program + " packages --remove python+pandas",
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -96,10 +97,14 @@ func addedPackages(folder string, set *registry.Set) []addedRow {
 			continue
 		}
 		derived, err := packages.Parse(packages.Name{Base: request.Base, Packages: request.Packages}.String())
-		if err != nil {
+		ofCode := request.Base == "" // which may have it in every environment
+		if err != nil && !ofCode {
 			continue
 		}
 		row := addedRow{Name: derived.String(), State: outdated, base: derived.Base, key: key}
+		if ofCode {
+			row.Name = packages.Name{Packages: request.Packages}.String()
+		}
 		at := filepath.Join(folder, key)
 		row.Size = sizeOfArtifact(filepath.Join(at, packages.ResultLink))
 		if info, err := os.Stat(filepath.Join(at, packages.UsedFile)); err == nil {
@@ -108,8 +113,8 @@ func addedPackages(folder string, set *registry.Set) []addedRow {
 		base := set.Environments[derived.Base]
 		isBuilt := slices.ContainsFunc(built, func(env registry.Environment) bool { return env.Name == row.Name })
 		switch {
-		case base.OnDemand == nil || packages.Key(base, derived) != key:
-		case isBuilt:
+		case !ofCode && (base.OnDemand == nil || packages.Key(base, derived) != key):
+		case isBuilt, ofCode && row.Size > 0:
 			row.State = ready
 		case found(os.Lstat(filepath.Join(at, packages.FailedFile))):
 			row.State, row.Reason = broken, firstLines(filepath.Join(at, packages.FailedFile))

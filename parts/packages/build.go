@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -34,7 +33,7 @@ type Options struct {
 	Folder string
 	Bounds order.Bounds
 	// Place orders an environment of the builder, as [order.Place] does. Nil is no builder.
-	Place func(ctx context.Context, o order.Order, progress func(done, total int)) error
+	Place func(ctx context.Context, o order.Order, progress func(done, total int)) (order.Report, error)
 	Log   *slog.Logger
 	// Used is called with each environment that a call is about to use; it may be nil.
 	Used func(registry.Environment)
@@ -62,11 +61,17 @@ func NewExecutor(next call.Executor, o Options) *Executor {
 	return &Executor{next: next, Options: o, failures: map[string]failed{}}
 }
 
+// Around puts the executor in front of another one.
+func (e *Executor) Around(next call.Executor) call.Executor {
+	e.next = next
+	return e
+}
+
 // Answer implements [call.Executor]. The error is a [*BuildingError] or a [*BuildError] if the
 // environment is not built.
 func (e *Executor) Answer(ctx context.Context, c call.Call) (call.Result, error) {
 	if c.Env.Base == "" {
-		return e.next.Answer(ctx, c)
+		return e.next.Answer(ctx, e.withAsk(c))
 	}
 	if c.Env.SessionExec == "" {
 		env, err := e.await(ctx, c)
@@ -75,11 +80,22 @@ func (e *Executor) Answer(ctx context.Context, c call.Call) (call.Result, error)
 		}
 		c.Env = env
 	}
-	e.touch(c)
+	e.mark(filepath.Join(e.Folder, Key(c.Env, nameOf(c.Env)), UsedFile), c)
 	if e.Used != nil {
 		e.Used(c.Env)
 	}
-	return e.next.Answer(ctx, c)
+	return e.next.Answer(ctx, e.withAsk(c))
+}
+
+// withAsk lets the code of a call ask for packages, if its environment has the program for that.
+func (e *Executor) withAsk(c call.Call) call.Call {
+	if c.Env.Nix {
+		c.Ask = e.Ask(c)
+		if c.User != nil && c.Env.OnDemand != nil && c.Env.OnDemand.Ask {
+			c.User.MayAsk()
+		}
+	}
+	return c
 }
 
 // await returns the environment of a call when it is built.
@@ -92,7 +108,7 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	if failure := e.failure(c.Env, key); failure != nil {
 		return registry.Environment{}, failure
 	}
-	if failure := consent(ctx, c); failure != nil {
+	if failure := consent(ctx, c, c.Env.Added); failure != nil {
 		return registry.Environment{}, failure
 	}
 	if e.Place == nil {
@@ -103,7 +119,7 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	limit, stop := context.WithTimeout(ctx, c.TimeLimit())
 	defer stop()
 	building := &BuildingError{Env: c.Env.Name}
-	err := e.Place(limit, order.Order{
+	_, err := e.Place(limit, order.Order{
 		Kind: order.Environment, Principal: digest(c.Principal), Key: key,
 		Base: c.Env.Base, Recipe: recipe(c.Env), Packages: c.Env.Added, Bounds: e.Bounds,
 	}, func(done, total int) {
@@ -135,12 +151,12 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 
 // consent asks the user about packages if the environment says so, and returns nil if they may be
 // built.
-func consent(ctx context.Context, c call.Call) error {
+func consent(ctx context.Context, c call.Call, packages []string) error {
 	if c.Env.OnDemand == nil || !c.Env.OnDemand.Ask {
 		return nil
 	}
 	matter := call.Matter{
-		Kind: call.Packages, Name: c.Env.BaseName() + " + " + strings.Join(c.Env.Added, " + "),
+		Kind: call.Packages, Name: c.Env.BaseName() + " + " + strings.Join(packages, " + "),
 		Table: "[environments." + c.Env.BaseName() + "]", Option: "packages_ask = false",
 	}
 	choice := call.Nobody
@@ -181,17 +197,6 @@ func (e *Executor) remember(key string, failure order.Failure) {
 		clear(e.failures)
 	}
 	e.failures[key] = failed{failure, time.Now()}
-}
-
-// touch has the environment's file say that a call uses it now, and whose call.
-func (e *Executor) touch(c call.Call) {
-	file := filepath.Join(e.Folder, Key(c.Env, nameOf(c.Env)), UsedFile)
-	if info, err := os.Stat(file); err == nil && time.Since(info.ModTime()).Abs() < usedEvery {
-		return
-	}
-	if err := os.WriteFile(file, []byte(digest(c.Principal)+"\n"), 0o600); err != nil {
-		e.Log.Warn("the use of an environment is not noted", "env", c.Env.Name, "error", err)
-	}
 }
 
 // digest stands for a principal.

@@ -64,11 +64,11 @@ func newRig(t *testing.T, build func(ctx context.Context, o order.Order, folder 
 	folder := t.TempDir()
 	r.Executor = NewExecutor(&r.next, Options{
 		Folder: folder, Bounds: order.Bounds{MaxBuilds: 2}, Log: slog.New(slog.DiscardHandler),
-		Place: func(ctx context.Context, o order.Order, progress func(done, total int)) error {
+		Place: func(ctx context.Context, o order.Order, progress func(done, total int)) (order.Report, error) {
 			r.orders = append(r.orders, o)
 			at := filepath.Join(folder, o.Key)
 			must.Do(t, os.MkdirAll(at, 0o755))
-			return build(ctx, o, at, progress)
+			return order.Report{}, build(ctx, o, at, progress)
 		},
 	})
 	return r
@@ -172,9 +172,11 @@ func TestExecute_RefusesABrokenArtifact(t *testing.T) {
 
 func TestExecute_HasNoBuilder(t *testing.T) {
 	env := environment(t)
-	for _, place := range []func(context.Context, order.Order, func(int, int)) error{
+	for _, place := range []func(context.Context, order.Order, func(int, int)) (order.Report, error){
 		nil,
-		func(context.Context, order.Order, func(int, int)) error { return errors.New("gone") },
+		func(context.Context, order.Order, func(int, int)) (order.Report, error) {
+			return order.Report{}, errors.New("gone")
+		},
 	} {
 		e := NewExecutor(&next{}, Options{Folder: t.TempDir(), Log: slog.New(slog.DiscardHandler), Place: place})
 		_, err := e.Answer(t.Context(), call.Call{Env: env, Timeout: time.Minute})

@@ -44,7 +44,7 @@ type Call struct {
 	// Progress shows the call while it runs, or is nil if nothing shows it.
 	Progress *sandbox.Progress
 	// Ask and Hold, if they are not nil, answer what the code asks the server: see [sandbox.Request].
-	Ask  func(ctx context.Context, question []byte) (answer []byte)
+	Ask  sandbox.Ask
 	Hold func(bytes int64) (release func(), err error)
 	// Client asks the user by the client that made the call. It is nil if that cannot.
 	Client Way

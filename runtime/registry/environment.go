@@ -62,8 +62,9 @@ type Environment struct {
 	// Needs is equal for environments with the same requirements on a machine, or "" if the builder
 	// did not say.
 	Needs string `json:"needs"`
-	// OnDemand lists the packages that calls may add, or is nil.
+	// OnDemand lists the packages that calls may add, or is nil. Nix says that code may add them too, while it runs.
 	OnDemand *OnDemand `json:"packages_on_demand,omitempty"`
+	Nix      bool      `json:"nix"`
 	// Base is the name of the environment that a call added packages to, and Added are these
 	// packages. Both are empty if no call did.
 	Base  string   `json:"-"`
@@ -207,8 +208,11 @@ func executable(path string) error {
 }
 
 // ValidPackage matches names of packages: attributes of a package set, without the dots of a path
-// to one.
-var ValidPackage = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
+// to one. ValidPath matches these paths.
+var (
+	ValidPackage = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
+	ValidPath    = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_+-]{0,63}(\.[A-Za-z0-9_][A-Za-z0-9_+-]{0,63}){0,3}$`)
+)
 
 // UnmarshalJSON reads "all", or an array of names.
 func (o *OnDemand) UnmarshalJSON(text []byte) error {

@@ -15,7 +15,7 @@ import (
 // artifact is taken where only this user can.
 func TestWith_LeavesOutWhatOthersCanChange(t *testing.T) {
 	const metadata = `{"schema":1,"name":"mine","backend":"jail","interpreter_type":"command","interpreter":"x","stdin_mode":"arg",` +
-		`"timeout_seconds":1,"ask_seconds":300,"inherit_env":[],"packages_ask":false,"max_timeout_seconds":null,"memory_mb":16,"pids":8,"workspace_mb":1,"output_kb":1,"prewarm":0,"description":"","network":{"mode":"none"},"cpus":null,"closure":"","needs":""}`
+		`"timeout_seconds":1,"ask_seconds":300,"inherit_env":[],"packages_ask":false,"nix":false,"max_timeout_seconds":null,"memory_mb":16,"pids":8,"workspace_mb":1,"output_kb":1,"prewarm":0,"description":"","network":{"mode":"none"},"cpus":null,"closure":"","needs":""}`
 	for name, test := range map[string]struct {
 		change func(t *testing.T, folder, artifact string)
 		want   string // in the reason; empty where it is taken

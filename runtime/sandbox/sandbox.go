@@ -92,8 +92,15 @@ type Saver interface {
 	RestoreFiles(ctx context.Context, archive io.Reader) error
 }
 
+// Ask answers a question of the code that runs in a sandbox. It is called by several goroutines at a time, and ctx
+// ends with the run.
+type Ask func(ctx context.Context, box Sandbox, question []byte) (answer []byte)
+
 // Grower is a sandbox that can get the packages of a larger environment.
 type Grower interface {
+	// Add adds the packages of an addition to what programs find by their paths, by the addition's program grow. Calls
+	// may run meanwhile. After an error the sandbox is as it was.
+	Add(ctx context.Context, grow string) error
 	// Grow adds what another environment has, whose program for sessions is exec. The interpreter goes
 	// on. No call may run meanwhile. After an error the sandbox is as it was, or has more in its store than
 	// its interpreter knows of.
@@ -266,9 +273,8 @@ type Request struct {
 	Shared bool
 	// Progress is told where the output is while the code runs. It may be nil.
 	Progress *Progress
-	// Ask answers what the code asks the server while it runs. It is called by several
-	// goroutines at a time, and ctx ends with the run. It may be nil, which refuses.
-	Ask func(ctx context.Context, question []byte) (answer []byte)
+	// Ask answers what the code asks the server while it runs. It may be nil, which refuses.
+	Ask Ask
 	// Hold, if it is not nil, charges whoever made the call for the bytes of an answer that waits, until
 	// release is called. After an error the code gets another answer.
 	Hold func(bytes int64) (release func(), err error)

@@ -10,8 +10,9 @@ import (
 // Visitable is a sandbox that the user can enter beside its calls.
 type Visitable interface {
 	Sandbox
-	// Open opens a stream to what a request with the type [frame.Open] names. The caller closes it.
-	Open(ctx context.Context, to frame.Request) (Stream, error)
+	// Open opens a stream to what a request with the type [frame.Open] names. The caller closes it. Until then ask,
+	// which may be nil, answers the questions of the program.
+	Open(ctx context.Context, to frame.Request, ask Ask) (Stream, error)
 	// Look returns the files of the workspace that have changed since the last Look, the first of
 	// them by their absolute paths. The first Look is empty.
 	Look(ctx context.Context) (paths []string, count int, err error)

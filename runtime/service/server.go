@@ -200,7 +200,7 @@ func (s *Server) rebuild() {
 
 // order orders something without a result of the builder.
 func (s *Server) order(ctx context.Context, o order.Order) {
-	if err := order.Place(ctx, s.Settings.Builder, o, nil); err != nil && ctx.Err() == nil {
+	if _, err := order.Place(ctx, s.Settings.Builder, o, nil); err != nil && ctx.Err() == nil {
 		s.Log.Error("the builder does not do it", "what", o.Kind, "error", err)
 	}
 }

@@ -166,7 +166,7 @@ func auditFile(folder string) string { return filepath.Join(folder, "audit.jsonl
 
 // startBuilder starts a builder whose Nix is a pair of scripts, which take buildTime and make each environment the same
 // artifact. It returns the way to order of it, and the folder of results.
-func startBuilder(folder string) (place func(context.Context, order.Order, func(int, int)) error, results, artifact string, err error) {
+func startBuilder(folder string) (place func(context.Context, order.Order, func(int, int)) (order.Report, error), results, artifact string, err error) {
 	results, artifact = filepath.Join(folder, "packages"), filepath.Join(folder, "artifact")
 	fields := mcptest.Settings(nil)["defaults"].(map[string]any)
 	fields["schema"], fields["name"], fields["backend"] = 1, "bash", "jail"
@@ -188,7 +188,7 @@ func startBuilder(folder string) (place func(context.Context, order.Order, func(
 	go func() {
 		_ = builder.New(&builder.Nix{Log: io.Discard}, results, nil).Serve(context.Background(), listener)
 	}()
-	return func(ctx context.Context, o order.Order, progress func(int, int)) error {
+	return func(ctx context.Context, o order.Order, progress func(int, int)) (order.Report, error) {
 		return order.Place(ctx, socket, o, progress)
 	}, results, artifact, nil
 }

@@ -33,7 +33,7 @@ func Settings(others map[string]any) map[string]any {
 		"defaults": map[string]any{
 			"closure": "", "cpus": nil, "description": "", "interpreter_type": "command",
 			"max_timeout_seconds": nil, "memory_mb": 512, "needs": "",
-			"ask_seconds": 300, "inherit_env": []any{}, "packages_ask": false, "output_kb": 32, "pids": 256, "prewarm": 1, "timeout_seconds": 30,
+			"ask_seconds": 300, "inherit_env": []any{}, "packages_ask": false, "nix": false, "output_kb": 32, "pids": 256, "prewarm": 1, "timeout_seconds": 30,
 		},
 		"session": Session(nil),
 		"project": Project(nil),

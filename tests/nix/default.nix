@@ -15,7 +15,7 @@ let
 
   library = import ../../nix {
     inherit pkgs;
-    programs = lib.genAttrs [ "agent" "builder" "gateway" "jail" "jailDevices" "network" "operator" "runtime" "seccomp" "vm" "vmGuest" "vmImage" ] (
+    programs = lib.genAttrs [ "agent" "builder" "gateway" "jail" "jailDevices" "network" "nix" "operator" "runtime" "seccomp" "vm" "vmGuest" "vmImage" ] (
       name:
       pkgs.writeTextFile {
         name = "program-${name}";

@@ -141,7 +141,7 @@ let
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
-      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, flake, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, flake, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, nix, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
@@ -578,7 +578,7 @@ let
     };
     "a module's option misspelt" = {
       read = module { environments.python.presset = "python"; };
-      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
+      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, nix, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
     };
     "a module's environment under another name" = {
       read = module { environments.numbers.sandbox = data; };

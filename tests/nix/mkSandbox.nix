@@ -60,6 +60,7 @@ in
       pids = 256;
       workspace_mb = 256;
       output_kb = 32;
+      nix = false;
       packages_ask = false;
       packages_on_demand = [ ];
       prewarm = 1;
@@ -202,6 +203,7 @@ in
       pids = 16;
       workspace_mb = 8;
       output_kb = 4;
+      nix = false;
       packages_ask = false;
       packages_on_demand = [ ];
       prewarm = 0;
@@ -350,7 +352,7 @@ in
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, nix, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {

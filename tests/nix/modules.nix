@@ -845,7 +845,7 @@ in
       "services.nix-sandbox-mcp.project: mode is \"readwrite\", and code in a sandbox never changes files of the host: use \"readonly\", \"overlay\" or \"write\""
       "services.nix-sandbox-mcp.environments.empty: is empty: set preset = ${choices.presets}, or packages = [ … ]"
       "services.nix-sandbox-mcp.environments.other: sandbox is called \"data\": rename the environment to data, or give the sandbox this name where it is made"
-      "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb"
+      "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, inherit_env, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, nix, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb"
       "services.nix-sandbox-mcp.environments.twice: has preset beside sandbox: set it where that sandbox is made"
     ];
   };

@@ -7,7 +7,7 @@
   ...
 }:
 let
-  onDemand = import ../../nix/lib/onDemand.nix { inherit pkgs; };
+  onDemand = import ../../nix/lib/onDemand.nix { inherit pkgs; inherit (library) backends; };
 
   # Stand-ins whose meta is that of nixpkgs' check-meta.
   refused =
@@ -20,6 +20,7 @@ let
       inherit meta;
     };
   withRefused = import ../../nix/lib/onDemand.nix {
+    inherit (library) backends;
     pkgs = pkgs // {
       lame = refused { broken = true; };
       leaky = refused {
@@ -58,6 +59,7 @@ let
   };
 
   withSentence = import ../../nix/lib/onDemand.nix {
+    inherit (library) backends;
     pkgs = pkgs // {
       jq = throw "this package set has no jq";
       # Nobody's name, which is not asked.

@@ -31,6 +31,9 @@ func (s *Sandbox) Grow(ctx context.Context, exec string) error {
 	return nil
 }
 
+// Add implements [sandbox.Grower].
+func (s *Sandbox) Add(ctx context.Context, grow string) error { return s.Grow(ctx, grow) }
+
 // SaveFiles implements [sandbox.Saver]. The files have no folders.
 func (s *Sandbox) SaveFiles(ctx context.Context, extent sandbox.Extent) io.Reader {
 	if err := s.usable(ctx); err != nil {

@@ -316,7 +316,7 @@ func TestLock(t *testing.T) {
 
 // The packages of the toolbox are in programs that are built with its tag alone.
 func TestTag(t *testing.T) {
-	for _, program := range []string{"agent/cmd/nix-sandbox-agent", "runtime/cmd/nix-sandbox-mcp", "gateway/cmd/nix-sandbox-gateway", "operator/cmd/nix-sandbox-ctl"} {
+	for _, program := range []string{"runtime/cmd/nix-sandbox-mcp", "gateway/cmd/nix-sandbox-gateway", "operator/cmd/nix-sandbox-ctl"} {
 		for tag, want := range map[string]bool{"none": false, "toolbox": true} {
 			cmd := exec.Command("go", "list", "-deps", "-tags", tag, "./"+program)
 			cmd.Dir = "../.."

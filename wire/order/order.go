@@ -3,7 +3,7 @@
 //
 // The builder listens at a Unix socket in a folder of the server's user. A connection is one order, a line of JSON,
 // which the builder answers with lines of JSON, each a [Report]; the last one has a result or a failure. Whoever
-// wants it no more closes the connection: an order whose turn has not come is withdrawn then, and one that is being
+// wants it no more closes the connection: an order that waits for its turn is withdrawn then, and one that is being
 // built is built to its end, for a later order.
 package order
 
@@ -39,6 +39,10 @@ type Kind string
 const (
 	// Environment is the environment that calls get for ENV+PACKAGE. Its order has all fields.
 	Environment Kind = "environment"
+	// Addition is the program that adds Packages to a sandbox that runs, and Facts is what is known of Packages, as a
+	// value in JSON.
+	Addition Kind = "addition"
+	Facts    Kind = "facts"
 	// Again has the environments of the server's start built again. It has no result.
 	Again Kind = "again"
 	// Expire removes results beyond Bounds. It has no result.
@@ -48,11 +52,12 @@ const (
 // Order is something to build.
 type Order struct {
 	Kind Kind `json:"kind"`
-	// Principal is whose turn it takes: any text that is not another principal's.
+	// Principal takes the turn: any text that is not another principal's.
 	Principal string `json:"principal,omitempty"`
-	// Key names the folder of the result: 64 hexadecimal digits.
+	// Key names the folder of an environment: 64 hexadecimal digits.
 	Key string `json:"key,omitempty"`
-	// Base is the environment, Recipe the path of its recipe, and Packages are the names of the packages.
+	// Base is the environment, Recipe the path of its recipe, and Packages are the names of the packages, or, for
+	// kinds without a recipe, paths of attributes.
 	Base     string   `json:"base,omitempty"`
 	Recipe   string   `json:"recipe,omitempty"`
 	Packages []string `json:"packages,omitempty"`
@@ -80,6 +85,11 @@ type Report struct {
 	// Over says that it is the last report, of a result unless it has a failure.
 	Over    bool     `json:"over,omitempty"`
 	Failure *Failure `json:"failure,omitempty"`
+	// Folder has the link result to an artifact of so many Bytes.
+	Folder string `json:"folder,omitempty"`
+	Bytes  int64  `json:"bytes,omitempty"`
+	// Value is the result of Facts.
+	Value json.RawMessage `json:"value,omitempty"`
 }
 
 // Failure is why an order has no result. It implements error.
@@ -108,22 +118,23 @@ const (
 
 func (f *Failure) Error() string { return fmt.Sprintf("%s %s %s", f.Kind, f.Package, f.Text) }
 
-// Place orders something of the builder at a socket, and waits for it. It calls progress, which may be nil, with
-// each report before the last. The error is ctx's, a [*Failure], or says that the builder cannot be asked.
-func Place(ctx context.Context, socket string, o Order, progress func(done, total int)) error {
+// Place orders something of the builder at a socket, waits for it, and returns the last report. It calls progress,
+// which may be nil, with each report before that. The error is ctx's, a [*Failure], or says that the builder cannot
+// be asked.
+func Place(ctx context.Context, socket string, o Order, progress func(done, total int)) (last Report, err error) {
 	text, err := json.Marshal(o)
 	if err != nil {
-		return err
+		return last, err
 	}
 	conn, err := dial(ctx, socket)
 	if err != nil {
-		return err
+		return last, err
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	_ = conn.SetWriteDeadline(time.Now().Add(writeTimeout))
 	if _, err := conn.Write(append(text, '\n')); err != nil {
-		return wrong(ctx, err)
+		return last, wrong(ctx, err)
 	}
 	lines := bufio.NewReaderSize(conn, MaxLine)
 	for {
@@ -134,11 +145,11 @@ func Place(ctx context.Context, socket string, o Order, progress func(done, tota
 		}
 		switch {
 		case err != nil:
-			return wrong(ctx, err)
+			return last, wrong(ctx, err)
 		case report.Failure != nil:
-			return report.Failure
+			return last, report.Failure
 		case report.Over:
-			return nil
+			return report, nil
 		case progress != nil:
 			progress(report.Done, report.Total)
 		}

@@ -18,6 +18,7 @@ type options struct {
 	group  int                // the descriptor of the code's control group, or 0
 	factor int                // multiplies the time that an interpreter may take to load
 	layer  string             // the folder of the project's overlay, or empty
+	asks   bool               // code may ask the server
 	driver string             // the folder of the interpreter's driver, or empty
 	pipe   bool               // the command reads its code from stdin
 }
@@ -32,6 +33,7 @@ func parse(args []string) (o options, rest []string, err error) {
 	flags.IntVar(&o.group, "group", 0, "")
 	flags.IntVar(&o.factor, "start-factor", 1, "")
 	flags.StringVar(&o.layer, "layer", "", "")
+	flags.BoolVar(&o.asks, "asks", false, "")
 	flags.StringVar(&o.driver, "driver", "", "")
 	flags.BoolVar(&o.pipe, "pipe", false, "")
 	err = flags.Parse(args)

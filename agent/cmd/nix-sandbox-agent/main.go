@@ -26,13 +26,12 @@
 // the sandbox's processes could not be told from others. --layer FOLDER names an overlay
 // with an upper layer in memory, which counts too. --group FD is a descriptor of a control
 // group with the same limits, in which the code is started. --start-factor N gives
-// interpreters N times as long to load.
+// interpreters N times as long to load. --asks lets code ask the server (package asking).
 package main
 
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -41,6 +40,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/asking"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
@@ -90,7 +90,7 @@ func fail(err error) {
 }
 
 func agent(args []string) (status int, err error) {
-	const usage = "usage: nix-sandbox-agent run|serve|attach [--memory-mb MIB] [--pids N] [--group FD] [--start-factor N] [--layer FOLDER] [--driver FOLDER | --pipe] COMMAND..."
+	const usage = "usage: nix-sandbox-agent run|serve|attach [--memory-mb MIB] [--pids N] [--group FD] [--start-factor N] [--layer FOLDER] [--asks] [--driver FOLDER | --pipe] COMMAND..."
 	if len(args) == 0 {
 		return 0, fmt.Errorf("no arguments; %s", usage)
 	}
@@ -178,21 +178,19 @@ func agent(args []string) (status int, err error) {
 	if err := unix.SetNonblock(unix.Stdin, true); err != nil {
 		return 0, fmt.Errorf("prepare stdin: %w", err)
 	}
-	in, out, err := between(os.NewFile(uintptr(unix.Stdin), "stdin"), os.Stdout)
-	if err != nil {
-		return 0, err
+	asks := ""
+	if options.asks {
+		asks = asking.Socket
 	}
-	err = server.Serve(ctx, table, server.Config{Spec: spec, Keeper: keeper, In: in, Out: out, Log: os.Stderr})
+	err = server.Serve(ctx, table, server.Config{
+		Spec: spec, Keeper: keeper, Asks: asks, In: os.NewFile(uintptr(unix.Stdin), "stdin"), Out: os.Stdout, Log: os.Stderr,
+	})
 	select {
 	case status = <-ended:
 	default:
 	}
 	return status, err
 }
-
-// between may put something between the runtime and the agent, which takes frames of its own out
-// of the streams. A build with the tag toolbox sets it.
-var between = func(in io.ReadCloser, out io.Writer) (io.ReadCloser, io.Writer, error) { return in, out, nil }
 
 // workspace returns the working directory of code: /workspace, or the agent's own outside
 // of a sandbox.

@@ -108,7 +108,7 @@ func (v *Visits) carry(ctx context.Context, to ForwardArgs, conn *net.TCPConn) e
 		return err
 	}
 	defer leave()
-	s, err := box.Open(ctx, frame.Request{Port: to.Port})
+	s, err := box.Open(ctx, frame.Request{Port: to.Port}, nil)
 	if err != nil {
 		return err
 	}

@@ -182,7 +182,11 @@ func (v *Visits) open(ctx context.Context, c *desk.Conn) error {
 		settle = v.sessions.Beside(key, env.Name)
 		defer func() { settle(context.WithoutCancel(ctx)) }()
 	}
-	s, err := box.Open(ctx, frame.Request{Terminal: args.Terminal, Program: args.Program, Code: args.Text})
+	var ask sandbox.Ask
+	if env.Nix && v.Ask != nil {
+		ask = v.Ask(call.Call{Env: env, Session: args.Session})
+	}
+	s, err := box.Open(ctx, frame.Request{Terminal: args.Terminal, Program: args.Program, Code: args.Text}, ask)
 	if err != nil {
 		return fmt.Errorf("a shell in session %q: %w", args.Session, err)
 	}

@@ -35,6 +35,8 @@ type Options struct {
 	// Project is what every sandbox shows. A session can begin in each of Environments.
 	Project      sandbox.Project
 	Environments func() *registry.Snapshot
+	// Ask returns the answer to the questions of programs, as for the code of a call. It may be nil.
+	Ask func(call.Call) sandbox.Ask
 }
 
 // Visits are the visits to the sessions of a server.

@@ -55,7 +55,7 @@ func (b *box) Look(context.Context) (paths []string, count int, err error) {
 func (b *box) Examine(context.Context) ([]uint16, int64, error) { return nil, 0, nil }
 
 // Open returns a program that writes what it reads, until that ends.
-func (b *box) Open(context.Context, frame.Request) (sandbox.Stream, error) {
+func (b *box) Open(context.Context, frame.Request, sandbox.Ask) (sandbox.Stream, error) {
 	out, in := io.Pipe()
 	return echo{out, in}, nil
 }

@@ -79,7 +79,7 @@ func asks(t *testing.T, one *Server, do func(ask func(question string) string)) 
 	defer g.Close()
 	log := &observer{}
 	next := executorFunc(func(c call.Call) {
-		do(func(question string) string { return string(c.Ask(t.Context(), []byte(question))) })
+		do(func(question string) string { return string(c.Ask(t.Context(), nil, []byte(question))) })
 	})
 	must.Get(g.Executor(next, []call.Observer{log}).Answer(t.Context(), call.Call{Env: registry.Environment{SessionExec: "/x"}}))(t)
 	return log

@@ -26,6 +26,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
@@ -181,7 +182,7 @@ type refusal struct {
 
 // answer answers a question in JSON: {"result":…} as the server sent it, or {"error":{…}}. The
 // call is recorded first.
-func (r *run) answer(ctx context.Context, text []byte) []byte {
+func (r *run) answer(ctx context.Context, _ sandbox.Sandbox, text []byte) []byte {
 	began := time.Now()
 	r.mu.Lock()
 	over := r.denied >= maxDenied

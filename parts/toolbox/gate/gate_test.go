@@ -99,7 +99,7 @@ func (c code) Answer(ctx context.Context, made call.Call) (call.Result, error) {
 			server, tool = of, name
 		}
 		question := fmt.Sprintf(`{"server":%q,"tool":%q,"arguments":%s}`, server, tool, arguments)
-		return string(made.Ask(ctx, []byte(question)))
+		return string(made.Ask(ctx, nil, []byte(question)))
 	})
 	return call.Result{}, nil
 }
@@ -337,7 +337,7 @@ func FuzzQuestion(f *testing.F) {
 	f.Cleanup(g.Close)
 	f.Fuzz(func(t *testing.T, question []byte) {
 		next := executorFunc(func(c call.Call) {
-			if answer := c.Ask(t.Context(), question); !json.Valid(answer) {
+			if answer := c.Ask(t.Context(), nil, question); !json.Valid(answer) {
 				t.Errorf("%q", answer)
 			}
 		})

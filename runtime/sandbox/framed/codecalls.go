@@ -34,7 +34,8 @@ const noRoom = `{"error":{"kind":"unavailable","message":"too many bytes of answ
 
 // codeCalls are the questions that the code of a running call asks the server.
 type codeCalls struct {
-	answer func(ctx context.Context, question []byte) []byte
+	answer sandbox.Ask
+	box    sandbox.Sandbox
 	hold   func(bytes int64) (release func(), err error)
 	tell   func(frame.Request)
 	ctx    context.Context
@@ -62,8 +63,8 @@ type codeCall struct {
 
 // newCodeCalls begins the questions of a call. When ctx ends, when the call's time is over, and at its
 // end, they are given up and get no answer.
-func newCodeCalls(ctx context.Context, request sandbox.Request, tell func(frame.Request)) *codeCalls {
-	a := &codeCalls{answer: request.Ask, hold: request.Hold, tell: tell, open: map[uint64]*codeCall{}}
+func newCodeCalls(ctx context.Context, box sandbox.Sandbox, request sandbox.Request, tell func(frame.Request)) *codeCalls {
+	a := &codeCalls{answer: request.Ask, box: box, hold: request.Hold, tell: tell, open: map[uint64]*codeCall{}}
 	a.ctx, a.end = context.WithTimeout(ctx, request.Clock.AtMost(request.Timeout))
 	return a
 }
@@ -120,7 +121,7 @@ func (a *codeCalls) take(reply frame.Reply) error {
 	go func() {
 		defer one.forget()
 		answer := []byte(failed)
-		_ = guard.Run(func() { answer = a.answer(ctx, one.question) }) // is logged
+		_ = guard.Run(func() { answer = a.answer(ctx, a.box, one.question) }) // is logged
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		one.question, one.working = nil, false
@@ -157,8 +158,11 @@ func (a *codeCalls) drop(id uint64, one *codeCall) {
 	delete(a.open, id)
 }
 
-// close ends the questions with their call.
+// close ends the questions with their call. There may be none.
 func (a *codeCalls) close() {
+	if a == nil {
+		return
+	}
 	a.end()
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -17,10 +17,11 @@ import (
 )
 
 // asking returns the questions of a call, and what the agent is told.
-func asking(t *testing.T, answer func(ctx context.Context, question []byte) []byte) (*codeCalls, chan frame.Request) {
+func asking(t *testing.T, plain func(ctx context.Context, question []byte) []byte) (*codeCalls, chan frame.Request) {
 	t.Helper()
 	told := make(chan frame.Request, 2*maxAsking)
-	a := newCodeCalls(t.Context(), sandbox.Request{Ask: answer, Timeout: time.Minute}, func(m frame.Request) { told <- m })
+	answer := func(ctx context.Context, _ sandbox.Sandbox, question []byte) []byte { return plain(ctx, question) }
+	a := newCodeCalls(t.Context(), nil, sandbox.Request{Ask: answer, Timeout: time.Minute}, func(m frame.Request) { told <- m })
 	t.Cleanup(a.end)
 	return a, told
 }
@@ -219,7 +220,7 @@ func TestAsks_KeepThePlaceOfWork(t *testing.T) {
 // Answers that the agent does not read are bounded in number and in bytes.
 func TestAsks_BoundWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newCodeCalls(t.Context(), sandbox.Request{Ask: func(context.Context, []byte) []byte { return []byte("x") }, Timeout: time.Minute}, nil)
+		a := newCodeCalls(t.Context(), nil, sandbox.Request{Ask: func(context.Context, sandbox.Sandbox, []byte) []byte { return []byte("x") }, Timeout: time.Minute}, nil)
 		defer a.end()
 		read := make(chan struct{})
 		a.tell = func(frame.Request) { <-read }

@@ -79,8 +79,9 @@ type Sandbox struct {
 	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
 	// grown are the programs of the environments that it has: the one that it was started with, and those
-	// of Grow.
-	grown []string
+	// of Grow and Add, of which one works at a time.
+	grown   []string
+	growing sync.Mutex
 	// upper receives the upper layer of the project's overlay, or is nil if it was not requested.
 	upper *os.File
 
@@ -339,7 +340,7 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 		bytes:  2*3*s.outputBytes + samples*sampleBytes + 64<<10,
 	}
 	if request.Ask != nil {
-		p.codeCalls = newCodeCalls(ctx, request, s.tell)
+		p.codeCalls = newCodeCalls(ctx, s, request, s.tell)
 		defer p.codeCalls.close()
 	}
 	id, err := s.send(frame.Request{

@@ -19,6 +19,8 @@ import (
 const (
 	// openTimeout bounds the wait for a stream: the agent gives a connection 5 s.
 	openTimeout = 8 * time.Second
+	// longestVisit bounds the questions of a program beside the calls.
+	longestVisit = 30 * 24 * time.Hour
 	// maxNamed bounds the files that an answer to look may name, and maxPorts the ports.
 	maxNamed = 16
 	maxPorts = 64
@@ -75,18 +77,23 @@ func newVisit(s *Sandbox) *visit {
 }
 
 // Open implements [sandbox.Visitable].
-func (s *Sandbox) Open(ctx context.Context, to frame.Request) (sandbox.Stream, error) {
+func (s *Sandbox) Open(ctx context.Context, to frame.Request, ask sandbox.Ask) (sandbox.Stream, error) {
 	st := newVisit(s)
 	timeout := openTimeout * s.launcher.slowness()
 	// Its frames are bounded by what was granted.
 	p := &pending{want: frame.Closed, visit: st, frames: math.MaxInt64}
+	if ask != nil {
+		p.codeCalls = newCodeCalls(s.ended, s, sandbox.Request{Ask: ask, Timeout: longestVisit}, s.tell)
+	}
 	to.Type = frame.Open
 	id, err := s.send(to, p, timeout)
 	if err != nil {
+		p.codeCalls.close()
 		return nil, err
 	}
 	st.id = id
 	go func() {
+		defer p.codeCalls.close()
 		last := frame.Reply{Message: "the sandbox ended", ExitCode: 128 + int(unix.SIGKILL)}
 		select {
 		case last = <-p.answer:

@@ -1,4 +1,4 @@
-package inside
+package asking
 
 import (
 	"encoding/binary"
@@ -16,41 +16,25 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
-// world is a runtime on one side of the toolbox, and an agent on the other.
+// world is code on one side of an Asking, and a server on the other.
 type world struct {
+	*Asking
 	t        *testing.T
 	socket   string
-	toAgent  *frame.Writer // of the runtime
 	fromCode *frame.Reader
-	agentIn  *frame.Reader // of the agent
 	agentOut *frame.Writer
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, socket: filepath.Join(t.TempDir(), "socket")}
-	listener := must.Get(net.Listen("unix", w.socket))(t)
-	inRead, inWrite, err := os.Pipe()
-	must.Do(t, err)
 	outRead, outWrite, err := os.Pipe()
 	must.Do(t, err)
 	must.Do(t, outRead.SetReadDeadline(time.Now().Add(patience.Long)))
-	in, out := between(listener, inRead, outWrite)
-	t.Cleanup(func() { inWrite.Close(); in.Close(); outRead.Close(); outWrite.Close() })
-	w.toAgent, w.fromCode = frame.NewWriter(inWrite), frame.NewReader(outRead)
-	w.agentIn, w.agentOut = frame.NewReader(in), frame.NewWriter(out)
+	w.fromCode, w.agentOut = frame.NewReader(outRead), frame.NewWriter(outWrite)
+	w.Asking = must.Get(Listen(w.socket, w.agentOut.Write))(t)
+	t.Cleanup(func() { w.Close(); outRead.Close(); outWrite.Close() })
 	return w
-}
-
-// begin has the agent begin with an execute.
-func (w *world) begin(id uint64) {
-	w.t.Helper()
-	must.Do(w.t, w.toAgent.Write(frame.Request{Type: frame.Execute, ID: id, Code: "x"}))
-	var got frame.Request
-	must.Do(w.t, w.agentIn.Read(&got))
-	if got.Type != frame.Execute || got.ID != id || got.Code != "x" {
-		w.t.Fatalf("the agent got %+v", got)
-	}
 }
 
 func (w *world) connect() net.Conn {
@@ -93,7 +77,7 @@ func (w *world) call() (first frame.Reply, question string) {
 
 func TestQuestionsAndAnswersOfAnySize(t *testing.T) {
 	w := newWorld(t)
-	w.begin(7)
+	w.Begin(7)
 	conn := w.connect()
 	for _, size := range []int{1, questionPart - 1, questionPart, questionPart + 1, MaxQuestion} {
 		question := strings.Repeat("q", size)
@@ -109,7 +93,7 @@ func TestQuestionsAndAnswersOfAnySize(t *testing.T) {
 					var more frame.Reply
 					_ = w.fromCode.Read(&more)
 				}
-				_ = w.toAgent.Write(frame.Request{Type: frame.Called, ID: 7, Ask: asked.Ask, Contents: []byte(part), Length: int64(2*size + 1), More: i < 2})
+				w.Take(frame.Request{Type: frame.Called, ID: 7, Ask: asked.Ask, Contents: []byte(part), Length: int64(2*size + 1), More: i < 2})
 			}
 		}()
 		if got, want := answerOf(t, conn), strings.Join(parts, ""); got != want {
@@ -135,12 +119,13 @@ func TestBetweenRunsTheSocketRefuses(t *testing.T) {
 	if got := refusal(t, conn); !strings.Contains(got, "outlived its call") {
 		t.Errorf("before: %s", got)
 	}
-	w.begin(1)
+	w.Begin(1)
 	ask(t, conn, "{}")
 	if asked, _ := w.call(); asked.ID != 1 {
 		t.Errorf("of execute %d", asked.ID)
 	}
 	// The result ends the question first, and nothing about it follows.
+	w.End(1)
 	must.Do(t, w.agentOut.Write(frame.Reply{Type: frame.Output, ID: 1, Data: "x"}, frame.Reply{Type: frame.Result, ID: 1}))
 	if got := refusal(t, conn); !strings.Contains(got, "may have done its work") {
 		t.Errorf("during: %s", got)
@@ -156,7 +141,7 @@ func TestBetweenRunsTheSocketRefuses(t *testing.T) {
 		t.Errorf("%+v, %+v", output, result)
 	}
 	// The next execute's questions are its own.
-	w.begin(2)
+	w.Begin(2)
 	ask(t, conn, "{}")
 	if asked, _ := w.call(); asked.ID != 2 {
 		t.Errorf("of execute %d", asked.ID)
@@ -165,7 +150,7 @@ func TestBetweenRunsTheSocketRefuses(t *testing.T) {
 
 func TestWhoeverAskedIsGone(t *testing.T) {
 	w := newWorld(t)
-	w.begin(1)
+	w.Begin(1)
 	conn := w.connect()
 	ask(t, conn, "{}")
 	asked, _ := w.call()
@@ -175,13 +160,13 @@ func TestWhoeverAskedIsGone(t *testing.T) {
 		t.Errorf("%+v", given)
 	}
 	// A late answer has nowhere to go, and harms nothing.
-	must.Do(t, w.toAgent.Write(frame.Request{Type: frame.Called, ID: 1, Ask: asked.Ask, Contents: []byte("x"), Length: 1}))
-	w.begin(2)
+	w.Take(frame.Request{Type: frame.Called, ID: 1, Ask: asked.Ask, Contents: []byte("x"), Length: 1})
+	w.Begin(2)
 }
 
 func TestTooLargeQuestion(t *testing.T) {
 	w := newWorld(t)
-	w.begin(1)
+	w.Begin(1)
 	conn := w.connect()
 	must.Get(conn.Write(binary.BigEndian.AppendUint32(nil, MaxQuestion+1)))(t)
 	if got := refusal(t, conn); !strings.Contains(got, "512 KiB") {
