@@ -38,6 +38,12 @@ type Builder struct {
 	made *results
 	// again has the environments of the start built again. It does not wait.
 	again func()
+	// evaluate and private are for flakes.
+	evaluate []string
+	private  string
+
+	probing  sync.Mutex
+	isClosed bool // Nix builds in a sandbox of its own
 
 	mu      sync.Mutex
 	jobs    map[string]*job // that wait or run, by the key of their result
@@ -107,9 +113,9 @@ func (b *Builder) answer(ctx context.Context, conn net.Conn) {
 		b.again()
 	case order.Expire:
 		b.made.expire(o.Bounds)
-	case order.Environment, order.Addition, order.Facts:
+	case order.Environment, order.Addition, order.Facts, order.Flake:
 		if o.Kind != order.Environment {
-			o.Key = digest(strings.Join(append([]string{string(o.Kind), b.nix.Start}, o.Packages...), "\x00"))
+			o.Key = digest(strings.Join(append([]string{string(o.Kind), b.nix.Start, o.Want, o.Attribute, o.Digest}, o.Packages...), "\x00"))
 		}
 		b.report(ctx, conn, in, o)
 		return

@@ -30,7 +30,11 @@ func (b *Builder) make(ctx context.Context, o order.Order, progress func(done, t
 	}
 	report.Folder = filepath.Join(b.made.folder, o.Key)
 	if !b.made.has(o.Key) { // nor has another server built it
-		if err := b.build(ctx, name, o, progress); err != nil {
+		build := b.build
+		if o.Kind == order.Flake {
+			build = b.flake
+		}
+		if err := build(ctx, name, o, progress); err != nil {
 			return report, err
 		}
 	}
@@ -58,7 +62,7 @@ func (b *Builder) build(ctx context.Context, name string, o order.Order, progres
 		failure.Package, failure.Text, _ = strings.Cut(rest, " ")
 		return failure
 	}
-	return b.realise(ctx, name, o, folder, rest, progress)
+	return b.realise(ctx, command{name: name}, o, folder, rest, progress)
 }
 
 // told returns what is known of packages.
@@ -94,12 +98,16 @@ func (b *Builder) told(ctx context.Context, name string, o order.Order) (json.Ra
 	return b.facts[o.Key], nil
 }
 
-// realise builds a derivation, unless its result is too large.
-func (b *Builder) realise(ctx context.Context, name string, o order.Order, folder, derivation string, progress func(done, total int)) error {
+// realise builds a derivation with the words and variables of a command, unless its result is too large.
+func (b *Builder) realise(ctx context.Context, c command, o order.Order, folder, derivation string, progress func(done, total int)) error {
 	total, fetched := 0, int64(0)
-	dry := command{name: name, words: []string{"nix-store", "--realise", "--dry-run", derivation}, quiet: true, line: func(line string) {
-		if strings.Contains(line, "/nix/store/") {
+	var built []string
+	dry := command{name: c.name, words: []string{"nix-store", "--realise", "--dry-run", derivation}, env: c.env, quiet: true, line: func(line string) {
+		if path := strings.TrimSpace(line); strings.HasPrefix(path, "/nix/store/") {
 			total++
+			if strings.HasSuffix(path, ".drv") {
+				built = append(built, path)
+			}
 		}
 		if size := unpacked.FindStringSubmatch(line); size != nil {
 			number, _ := strconv.ParseFloat(size[1], 64)
@@ -114,23 +122,31 @@ func (b *Builder) realise(ctx context.Context, name string, o order.Order, folde
 	if fetched > most {
 		return &order.Failure{Kind: order.TooLarge, Size: fetched}
 	}
+	if o.Kind == order.Flake {
+		for _, one := range built {
+			if fetch, err := fetches(one); fetch || err != nil {
+				return wrong(fmt.Sprintf("the flake needs to fetch %s, which a flake of code may not: have the user fetch it first, by nix build or nix flake archive in the project", strings.TrimSuffix(filepath.Base(one)[33:], ".drv")))
+			}
+		}
+	}
 	progress(0, total)
 	done := 0
 	root := filepath.Join(folder, ".result")
 	defer b.made.remove(root)
-	build := command{name: name, line: func(line string) {
+	build := c
+	build.line = func(line string) {
 		if strings.HasPrefix(line, "building '") || strings.HasPrefix(line, "copying path '") {
 			progress(done, total)
 			done = min(done+1, total)
 		}
-	}}
+	}
 	if err := b.nix.Realise(ctx, build, root, derivation); err != nil {
 		return err
 	}
 	if size := sizeOf(root); size > most {
 		return &order.Failure{Kind: order.TooLarge, Size: size}
 	}
-	if err := b.nix.Realise(ctx, command{name: name}, filepath.Join(folder, ResultLink), derivation); err != nil {
+	if err := b.nix.Realise(ctx, c, filepath.Join(folder, ResultLink), derivation); err != nil {
 		return fmt.Errorf("the result could not be written to %s: %w", folder, err)
 	}
 	return nil

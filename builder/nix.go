@@ -61,9 +61,9 @@ func (n *Nix) Build(ctx context.Context, c command, root string, arguments ...st
 	return n.run(ctx, c)
 }
 
-// Realise does the same for a derivation.
+// Realise does the same for a derivation. The words of the command are further arguments.
 func (n *Nix) Realise(ctx context.Context, c command, root, derivation string) error {
-	c.words = []string{"nix-store", "--realise", derivation, "--add-root", root, "--indirect"}
+	c.words = append([]string{"nix-store", "--realise", derivation, "--add-root", root, "--indirect"}, c.words...)
 	return n.run(ctx, c)
 }
 
@@ -103,7 +103,7 @@ func (n *Nix) run(ctx context.Context, c command) error {
 	err := cmd.Run()
 	log.end()
 	if ctx.Err() != nil && cmd.Process != nil {
-		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // those that SIGTERM did not end
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // SIGTERM did not end all
 	}
 	switch {
 	case ctx.Err() != nil:

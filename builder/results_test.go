@@ -15,7 +15,7 @@ import (
 )
 
 // If the environments take too much, the principal with most of them loses its oldest, and not
-// somebody else whose environment is older.
+// somebody else with an older environment.
 func TestExpire_LeavesOthersTheirs(t *testing.T) {
 	folder := t.TempDir()
 	artifact := filepath.Join(t.TempDir(), "artifact")

@@ -62,7 +62,7 @@ func TestTable_ReapsManyAtOnce(t *testing.T) {
 	}
 }
 
-// A process whose parent has ended is reaped too.
+// An orphan is reaped too.
 func TestTable_ReapsOrphans(t *testing.T) {
 	must.Do(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -69,7 +69,7 @@ func TestVisits_AShellBesideCalls(t *testing.T) {
 	}
 }
 
-// A program whose terminal is closed ends, also if it ignores SIGHUP.
+// A program ends when its terminal is closed, also if it ignores SIGHUP.
 func TestVisits_CloseEndsThePrograms(t *testing.T) {
 	a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
 	a.Send(frame.Request{Type: frame.Open, ID: 2, Terminal: &frame.Terminal{Rows: 24, Columns: 80}})

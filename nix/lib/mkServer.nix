@@ -164,7 +164,7 @@ let
   # With a config and overlays given, nixpkgs reads neither from the home of who
   # starts the server.
   start = pkgs.writeText "start.nix" ''
-    { config ? null, base ? "/", extends ? null, variables ? null, request ? null }@args:
+    { config ? null, base ? "/", extends ? null, variables ? null, request ? null, seed ? null }@args:
     (import ${source}/nix {
       pkgs = import ${packages} {
         system = "${pkgs.stdenv.hostPlatform.system}";
@@ -274,6 +274,8 @@ let
               builder = lib.optionalString plan.start.buildAtStart (lib.getExe programs.builder);
               bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
               variablesOf = "${variablesOf}";
+              packageOf = "${../wrapper/packageOf.nix}";
+              nixpkgs = lib.optionalString plan.start.buildAtStart packages;
               system = pkgs.stdenv.hostPlatform.system;
               runtime = lib.getExe outside.runtime;
               operator = lib.getExe outside.operator;

@@ -588,6 +588,11 @@ rec {
       default = 16384;
       doc = "The size of all environments that are kept, in MiB. If there is more, the principal with most of them loses those that were used longest ago.";
     };
+    flakes = {
+      type = types.boolean;
+      default = false;
+      doc = "Whether code may build flakes of its own files by `nix build .#NAME`, `nix run .` and `nix develop -c COMMAND`. They are evaluated in a jail without a network, and built in Nix's own sandbox.";
+    };
   };
 
   # [tools.NAME]: a server of MCP whose tools code may call.

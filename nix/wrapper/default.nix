@@ -1,7 +1,9 @@
 # What the wrapper of a server asks Nix when the server starts; start.sh asks
 # the first, build.sh the others.
 {
+  pkgs,
   lib,
+  backends,
   onDemand,
   toml,
   project,
@@ -16,8 +18,10 @@
   extends ? null,
   # The derivation of a project's variables, which project.sh had evaluated.
   variables ? null,
-  # A file of what the runtime asks for: { recipe; packages; }.
+  # A file of what the runtime asks for: { recipe; packages; }, or of what the evaluation of code's flake said.
   request ? null,
+  # What makes a probe another one.
+  seed ? null,
 }:
 let
   read = toml.start {
@@ -83,6 +87,27 @@ in
 
   # The same for packages that a sandbox gets while it runs.
   addition = built (onDemand.addition requested) (found: found.program);
+
+  # The same for the derivation of code's flake, which project.sh had evaluated: { drv; outputs; name; program; }. Of a
+  # file that ends in .drv, import reads what it builds, and evaluates nothing.
+  ofFlake =
+    let
+      made = import requested.drv;
+    in
+    built { wrong = [ ]; } (
+      _:
+      backends.jail.addition [
+        {
+          inherit (requested) name program;
+          paths = map (output: "${made.${output}}") requested.outputs;
+        }
+      ]
+    );
+
+  # A file that says whether Nix builds in a sandbox of its own.
+  probe = pkgs.runCommandLocal "sandbox-probe-${seed}" { } ''
+    if [ -e /var ] || [ -e /home ] || [ -e /root ]; then echo open; else echo closed; fi > $out
+  '';
 
   # A JSON object of what is known of each package of a request.
   facts = builtins.toJSON (onDemand.facts requested);

@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Evaluates the flake of a project, whose author is not trusted, for PROJECT_USE_FLAKE. The builder (builder/start.go)
-# starts it:
+# Evaluates a flake, whose author is not trusted. The builder starts it, with the variables of the wrapper:
 #
-#   project.sh FOLDER HOME
+#   project.sh project FOLDER HOME                  the shell of a project, for PROJECT_USE_FLAKE (builder/start.go)
+#   project.sh flake FOLDER HOME WANT ATTRIBUTE     what code wants of a flake of its own files (builder/flake.go):
+#                                                   to build, run or develop, "" is the default
 #
-# HOME is a folder for this project alone, which it makes. It writes "variables DERIVATION" or "problem SENTENCE", and
-# what Nix says to standard error. Its variables are those of the wrapper.
+# HOME is a folder for this flake alone, which it makes. It writes "found", with the derivation of the shell's
+# variables or a line of JSON (packageOf.nix), or "problem SENTENCE", and what Nix says to standard error.
 #
 # Two things keep the author from the user's files, variables and network:
 #
@@ -235,12 +236,72 @@ evaluate_project() {
     problem="PROJECT_USE_FLAKE: $1 has no flake.nix in it or above it: add one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
     return 1
   }
-  mkdir -p -- "$home/tmp" "$home/.config/nix"
-  nix=$(readlink -e -- "$(type -P nix)") git=$(type -P git) && git=$(readlink -e -- "$git")
+  prepare_home
   show_machine
   show_project "$folder" || { problem="$place: $problem"; return 1; }
   show_settings "$home"
   evaluate_shell
+}
+
+# prepare_home: makes $home, and sets $nix and $git to these programs.
+prepare_home() {
+  mkdir -p -- "$home/tmp" "$home/.config/nix"
+  nix=$(readlink -e -- "$(type -P nix)") git=$(type -P git) && git=$(readlink -e -- "$git")
+}
+
+# evaluate_flake FOLDER HOME WANT ATTRIBUTE: evaluates a flake of code's own files, and sets $found to what it says.
+# Its inputs come from the store, and nixpkgs is that of the server where its own is not there. Fails with a sentence
+# in $problem.
+evaluate_flake() {
+  local nix git home=$2 flags=() reference=path:/source attribute=${4:-default} candidates lock out said apply
+  prepare_home
+  show_machine
+  flags+=(--ro-bind "$1" /source)
+  show "$nixpkgs"
+  show_settings "$home"
+  if [[ ! $attribute =~ ^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}$ ]]; then
+    problem="$attribute is no attribute of a flake: use one such as .#default"
+    return 1
+  fi
+  apply=$(<"$package_of")
+  case $3 in
+    build) candidates=("packages.$system.$attribute" "legacyPackages.$system.$attribute" "$attribute") ;;
+    run) candidates=("apps.$system.$attribute" "packages.$system.$attribute" "legacyPackages.$system.$attribute" "$attribute") ;;
+    develop) candidates=("devShells.$system.$attribute" "packages.$system.$attribute") apply=$(<"$variables_of") ;;
+    *) problem="\"$3\" is none of build, run and develop"; return 1 ;;
+  esac
+  if [ "$attribute" = default ]; then
+    case $3 in
+      build | run) candidates+=("defaultPackage.$system") ;;
+      develop) candidates+=("devShell.$system") ;;
+    esac
+  fi
+  for lock in --no-update-lock-file "--no-write-lock-file --override-input nixpkgs path:$nixpkgs"; do
+    for attribute in "${candidates[@]}"; do
+      problem=
+      # shellcheck disable=SC2086
+      if jailed_nix --unshare-net eval --offline $lock --raw --apply "$apply" "$reference#$attribute"; then
+        found=$out
+        [ "$3" != develop ] || found="{\"drv\":\"$out\",\"outputs\":[\"out\"],\"name\":\"shell\",\"program\":\"\"}"
+        return
+      fi
+      case $said in
+        *"pure eval"*) return 1 ;;
+        *"does not provide attribute"*) problem="the flake has no ${candidates[*]}: name another attribute" ;;
+        *"--no-update-lock-file"* | *"unable to download"* | *"fetch"* | *"registries"* | *"program 'git' failed"* | *"cannot find flake"* | *"flake registry"*)
+          problem="the flake wants inputs that this server's store lacks, and it is evaluated without a network: have the user run nix flake archive in the project, or leave out all inputs but nixpkgs"
+          break
+          ;;
+        *"mport-from-derivation"* | *"not allowed to build"*)
+          problem="the flake needs a build for its evaluation (import from derivation), which is refused to code"
+          return 1
+          ;;
+        *) return 1 ;;
+      esac
+    done
+    case $problem in *"inputs that this server"*) ;; *) return 1 ;; esac
+  done
+  return 1
 }
 
 # evaluate_shell: does so in the jail of $flags, for the flake $reference.
@@ -248,7 +309,7 @@ evaluate_shell() {
   local attribute said out
   # Nix would fetch an input that is not locked before it refuses it, so this is
   # found out without a network.
-  if ! jailed_nix --unshare-net flake metadata --offline "$reference"; then
+  if ! jailed_nix --unshare-net flake metadata --offline --no-update-lock-file "$reference"; then
     case $said in
       *"--no-update-lock-file"* | *"unable to download"* | *"fetch"* | *"registries"* | *"program 'git' failed"*)
         problem="$place has inputs that its flake.lock lacks: lock them with \`nix flake lock\` and \`git add\`"
@@ -263,7 +324,7 @@ evaluate_shell() {
   # An older flake has devShell.
   for attribute in "devShells.$system.default" "devShell.$system"; do
     problem=
-    if jailed_nix --share-net eval --raw --apply "$(<"$variables_of")" "$reference#$attribute"; then
+    if jailed_nix --share-net eval --no-update-lock-file --raw --apply "$(<"$variables_of")" "$reference#$attribute"; then
       variables=$out
       [[ $variables =~ ^/nix/store/[0-9a-z]{32}-sandbox-shell-variables\.drv$ ]] && return
       problem="$place has a $attribute that is no shell: define one with mkShell"
@@ -291,7 +352,7 @@ jailed_nix() {
   {
     jailed "${network[@]}" nice -n 10 "$nix" --extra-experimental-features 'nix-command flakes' \
       --option pure-eval true --option allow-import-from-derivation false --option accept-flake-config false \
-      --option eval-cache false "${@:2}" --no-update-lock-file | head -c 4096 >"$files.out"
+      --option eval-cache false "${@:2}" | head -c 4096 >"$files.out"
     exit "${PIPESTATUS[0]}"
   } 2>&1 | { tee /dev/fd/3 | tail -c 16384 >"$files.said"; } 3>&2
   status=${PIPESTATUS[0]}
@@ -300,8 +361,13 @@ jailed_nix() {
   return "$status"
 }
 
-if evaluate_project "$1" "$2"; then
-  printf 'variables %s\n' "$variables"
+problem=
+case $1 in
+  project) evaluate_project "$2" "$3" && found=$variables ;;
+  flake) evaluate_flake "${@:2}" ;;
+esac
+if [ -n "${found-}" ]; then
+  printf 'found %s\n' "$found"
 else
   [ -z "$problem" ] || printf 'problem %s\n' "$problem"
   exit 1

@@ -8,7 +8,8 @@
 # $tools (a folder of programs), $start_nix (default.nix with its package set, or
 # empty if the server was made with buildAtStart = false), $builder (nix-sandbox-builder), $scripts (the folder
 # of these scripts), $project (the project's folder, if PROJECT_DIR is unset), $on_demand (1 if calls may
-# add packages), and what project.sh needs: $bubblewrap, $variables_of and $system.
+# add packages), and what project.sh needs: $bubblewrap, $variables_of,
+# $package_of, $nixpkgs and $system.
 #
 # This sets for the runtime, which the wrapper then executes:
 #
@@ -264,7 +265,7 @@ start_builder() {
     read -r
     exec {input}<&0 >&2
     # The scripts that it starts read these variables.
-    export bubblewrap cache private server start_nix system tools user_config variables_of watched
+    export bubblewrap cache nixpkgs package_of private server start_nix system tools user_config variables_of watched
     "$builder" -folder "$private" -cache "$cache" -start "$start_nix" -scripts "$scripts" -watch "$watched" <&"$input" &
   )
   echo >&"$alive"

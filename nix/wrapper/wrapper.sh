@@ -64,7 +64,7 @@ case "$needs_environments$NIX_SANDBOX_ENVS$config_file${PROJECT_USE_FLAKE#0}${on
   *)
     out=@out@
     server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@ scripts=@scripts@
-    bubblewrap=@bubblewrap@ variables_of=@variablesOf@ system=@system@
+    bubblewrap=@bubblewrap@ variables_of=@variablesOf@ package_of=@packageOf@ nixpkgs=@nixpkgs@ system=@system@
     . "$scripts/start.sh"
     start "$@"
     ;;

@@ -3,9 +3,12 @@ package packages
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,6 +43,14 @@ type question struct {
 	Add    []string `json:"add"`
 	Search []string `json:"search"`
 	Facts  []string `json:"facts"`
+	Flake  *flake   `json:"flake"`
+}
+
+// flake is a part of a flake of code's files.
+type flake struct {
+	Source    string `json:"source"` // an archive in the workspace
+	Attribute string `json:"attribute"`
+	Want      string `json:"want"`
 }
 
 // Ask returns the answer to the questions of a call's code, which has the environment of the call and may add
@@ -86,8 +97,10 @@ func (e *Executor) answer(ctx context.Context, box sandbox.Sandbox, c call.Call,
 			return nil, err
 		}
 		return e.facts(ctx, c, q.Nix.Facts)
+	case q.Nix.Flake != nil:
+		return e.addFlake(ctx, box, c, *q.Nix.Flake)
 	}
-	return nil, errors.New("a question about packages has add, search or facts")
+	return nil, errors.New("a question about packages has add, search, facts or flake")
 }
 
 // added is a package in a sandbox.
@@ -135,15 +148,59 @@ func (e *Executor) add(ctx context.Context, box sandbox.Sandbox, c call.Call, na
 	if err := mayHave(c.Env, names); err != nil {
 		return nil, err
 	}
+	sorted := slices.Clone(names)
+	slices.Sort(sorted)
+	sorted = slices.Compact(sorted)
+	packages, err := e.enlarge(ctx, box, c, order.Order{Kind: order.Addition, Packages: sorted}, strings.Join(sorted, ", "))
+	if err != nil {
+		return nil, err
+	}
+	inOrder := []added{}
+	for _, name := range names {
+		if at := slices.IndexFunc(packages, func(one added) bool { return one.Name == name }); at >= 0 {
+			inOrder = append(inOrder, packages[at])
+		}
+	}
+	return map[string]any{"packages": inOrder}, nil
+}
+
+// maxFlake bounds the archive of a flake, in bytes.
+const maxFlake = 40 << 20
+
+// addFlake adds a part of a flake of code's files.
+func (e *Executor) addFlake(ctx context.Context, box sandbox.Sandbox, c call.Call, f flake) (any, error) {
+	if !e.Bounds.Flakes {
+		return nil, errors.New("flakes of files are not built here: name packages of nixpkgs, as in nixpkgs#jq, or ask the user to set flakes = true in [on_demand]")
+	}
+	if err := os.MkdirAll(e.Folder, 0o700); err != nil {
+		return nil, errors.New("the server has no folder for the flake: tell the user")
+	}
+	archive, err := os.CreateTemp(e.Folder, ".flake-")
+	if err != nil {
+		return nil, errors.New("the server has no folder for the flake: tell the user")
+	}
+	defer os.Remove(archive.Name())
+	defer archive.Close()
+	sum := sha256.New()
+	if _, err := box.CopyFile(ctx, io.MultiWriter(archive, sum), f.Source, maxFlake); err != nil {
+		return nil, fmt.Errorf("the archive of the flake cannot be read: %w", err)
+	}
+	packages, err := e.enlarge(ctx, box, c, order.Order{
+		Kind: order.Flake, Source: archive.Name(), Digest: hex.EncodeToString(sum.Sum(nil)), Want: f.Want, Attribute: f.Attribute,
+	}, "the flake")
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"packages": packages}, nil
+}
+
+// enlarge has something built and adds it to a sandbox. The words about it are for the code.
+func (e *Executor) enlarge(ctx context.Context, box sandbox.Sandbox, c call.Call, o order.Order, listed string) ([]added, error) {
 	grower, can := box.(sandbox.Grower)
 	if !can {
 		return nil, errors.New("this sandbox cannot get packages")
 	}
-	sorted := slices.Clone(names)
-	slices.Sort(sorted)
-	sorted = slices.Compact(sorted)
-	listed := strings.Join(sorted, ", ")
-	if err := consent(ctx, c, sorted); err != nil {
+	if err := consent(ctx, c, []string{listed}); err != nil {
 		var refused *BuildError
 		if errors.As(err, &refused) && refused.Kind == Denied {
 			return nil, fmt.Errorf("the user said no to %s: do without", listed)
@@ -151,7 +208,7 @@ func (e *Executor) add(ctx context.Context, box sandbox.Sandbox, c call.Call, na
 		return nil, fmt.Errorf("the user has to allow %s, and could not be asked or did not answer: do without, or ask the user to run nix-sandbox-mcp approve, or to set packages_ask = false in [environments.%s]", listed, c.Env.BaseName())
 	}
 	began := time.Now()
-	report, err := e.build(ctx, c, order.Order{Kind: order.Addition, Packages: sorted}, listed)
+	report, err := e.build(ctx, c, o, listed)
 	if err != nil {
 		return nil, err
 	}
@@ -169,18 +226,12 @@ func (e *Executor) add(ctx context.Context, box sandbox.Sandbox, c call.Call, na
 	}
 	if err := grower.Add(ctx, filepath.Join(artifact, "bin", "grow")); err != nil {
 		e.Log.Warn("packages cannot be added", append(c.Origin(), "session", c.Session, "env", c.Env.Name, "packages", listed, "error", err)...)
-		return nil, fmt.Errorf("this sandbox cannot get packages while it runs: name them in env, as in run(env: \"%s\")", Name{c.Env.BaseName(), sorted[:1]})
+		return nil, fmt.Errorf("this sandbox cannot get packages while it runs: name them in env, as in run(env: \"%s+NAME\")", c.Env.BaseName())
 	}
 	e.mark(filepath.Join(report.Folder, UsedFile), c)
 	e.Log.Info("packages added", append(c.Origin(), "session", c.Session, "env", c.Env.Name, "packages", listed,
 		"artifact", artifact, "bytes", report.Bytes, "ms", time.Since(began).Milliseconds())...)
-	inOrder := []added{}
-	for _, name := range names {
-		if at := slices.IndexFunc(metadata.Packages, func(one added) bool { return one.Name == name }); at >= 0 {
-			inOrder = append(inOrder, metadata.Packages[at])
-		}
-	}
-	return map[string]any{"packages": inOrder}, nil
+	return metadata.Packages, nil
 }
 
 // build orders something for the code of a call. The error is a sentence for the code.
@@ -221,6 +272,8 @@ func (e *Executor) build(ctx context.Context, c call.Call, o order.Order, about 
 		return report, fmt.Errorf("%s would take %s, more than max_closure_mb of [on_demand] allows: add fewer or smaller packages, or ask the user to raise it", about, size(failure.Size))
 	case order.TooSlow:
 		return report, fmt.Errorf("%s was not built within build_seconds of [on_demand]: do without, or ask the user to raise it", about)
+	case order.Wrong:
+		return report, errors.New(failure.Text)
 	case order.Crowded:
 		return report, errors.New("too many builds wait: try again in a minute")
 	}

@@ -52,7 +52,7 @@ func (n *next) Answer(_ context.Context, c call.Call) (call.Result, error) {
 	return call.Result{}, nil
 }
 
-// rig is an executor whose builder does what the test says for each order.
+// rig is an executor with a builder of the test.
 type rig struct {
 	*Executor
 	next   next

@@ -184,6 +184,8 @@ type table struct {
 	ModulesByName bool `json:"modules_by_name"`
 
 	names map[string]bool
+	// has are the modules that the environment has itself.
+	has map[string]bool
 }
 
 // allows reports whether a package may be added. If the table could not be read, only the
@@ -239,6 +241,17 @@ func tableOf(folder string) *table {
 	}
 	for _, other := range []map[string]string{known.Modules, known.Programs} {
 		maps.DeleteFunc(other, func(_, name string) bool { return !registry.ValidPackage.MatchString(name) })
+	}
+	known.has = map[string]bool{}
+	var own struct {
+		Packages []struct {
+			Module string `json:"module"`
+		} `json:"packages"`
+	}
+	if data, err := bounded.ReadFile(filepath.Join(folder, "recipe.json"), maxTable); err == nil && json.Unmarshal(data, &own) == nil {
+		for _, one := range own.Packages {
+			known.has[one.Module] = true
+		}
 	}
 	if len(tables.of) >= maxTables {
 		clear(tables.of)

@@ -104,7 +104,7 @@ func (Catalog) Offer(env registry.Environment, missing string, isModule bool) st
 	}
 	has := nameOf(env)
 	with := has.With(Name{has.Base, []string{found}})
-	if has.Includes(with) {
+	if has.Includes(with) || tableOf(env.OnDemand.Folder).has[found] {
 		return ""
 	}
 	if _, err := Parse(with.String()); err != nil {
@@ -126,6 +126,10 @@ func (Catalog) Describe(now *registry.Snapshot) string {
 	all := addable(now)
 	if len(all) == 0 {
 		return ""
+	}
+	isLimited := func(env registry.Environment) bool { return !env.OnDemand.All }
+	if len(all) == len(now.Ready()) && len(all) > 1 && !slices.ContainsFunc(all, isLimited) {
+		return "env+PACKAGE adds it from nixpkgs"
 	}
 	first, also := all[0], ""
 	text := first.Name + "+NAME+NAME adds packages"

@@ -292,6 +292,9 @@ func (l listing) installable(env registry.Environment, code string) string {
 		return ""
 	}
 	name, _ := env.Language.Errors.Install.Find(code)
+	if env.HasProgram(name) {
+		return ""
+	}
 	return cmp.Or(l.offer(env, name, true), l.offer(env, name, false))
 }
 

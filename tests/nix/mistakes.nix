@@ -656,7 +656,7 @@ let
         [on_demand]
         keep_day = 3
       '';
-      sentence = "config: [on_demand] has no option \"keep_day\" (did you mean \"keep_days\"?): use one of build_seconds, keep_days, keep_mb, max_builds, max_closure_mb";
+      sentence = "config: [on_demand] has no option \"keep_day\" (did you mean \"keep_days\"?): use one of build_seconds, flakes, keep_days, keep_mb, max_builds, max_closure_mb";
     };
   };
 in

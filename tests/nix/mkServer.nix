@@ -155,6 +155,7 @@ in
       on_demand = {
         build_seconds = 600;
         keep_days = 30;
+        flakes = false;
         keep_mb = 16384;
         max_builds = 1;
         max_closure_mb = 4096;

@@ -43,6 +43,8 @@ const (
 	// value in JSON.
 	Addition Kind = "addition"
 	Facts    Kind = "facts"
+	// Flake is the program that adds a package, or what a program or shell needs, of a flake of code's own files.
+	Flake Kind = "flake"
 	// Again has the environments of the server's start built again. It has no result.
 	Again Kind = "again"
 	// Expire removes results beyond Bounds. It has no result.
@@ -61,7 +63,13 @@ type Order struct {
 	Base     string   `json:"base,omitempty"`
 	Recipe   string   `json:"recipe,omitempty"`
 	Packages []string `json:"packages,omitempty"`
-	Bounds   Bounds   `json:"bounds"`
+	// Source is the path of an archive (tar) of a flake, and Digest the SHA-256 of it. Want is build, run or develop,
+	// and Attribute names a part of the flake, or is "" for its default.
+	Source    string `json:"source,omitempty"`
+	Digest    string `json:"digest,omitempty"`
+	Want      string `json:"want,omitempty"`
+	Attribute string `json:"attribute,omitempty"`
+	Bounds    Bounds `json:"bounds"`
 }
 
 // Bounds limit builds for calls. In metadata they are the table on_demand.
@@ -75,6 +83,8 @@ type Bounds struct {
 	MaxBuilds int64 `json:"max_builds"`
 	// KeepDays is how long a result is kept that no call uses.
 	KeepDays int64 `json:"keep_days"`
+	// Flakes says that flakes of code's own files are built.
+	Flakes bool `json:"flakes"`
 }
 
 // Report is how far an order is.
@@ -114,6 +124,7 @@ const (
 	TooSlow  Reason = "slow"    // it took longer than its bound
 	Failed   Reason = "failed"  // Nix failed
 	Crowded  Reason = "crowded" // too many orders wait
+	Wrong    Reason = "wrong"   // Text says what is wrong with a flake of code
 )
 
 func (f *Failure) Error() string { return fmt.Sprintf("%s %s %s", f.Kind, f.Package, f.Text) }

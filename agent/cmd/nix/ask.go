@@ -27,7 +27,16 @@ type question struct {
 	// Search are words of the names of packages.
 	Search []string `json:"search,omitempty"`
 	// Facts names packages to describe.
-	Facts []string `json:"facts,omitempty"`
+	Facts []string       `json:"facts,omitempty"`
+	Flake *flakeQuestion `json:"flake,omitempty"`
+}
+
+// flakeQuestion asks for a part of a flake of files.
+type flakeQuestion struct {
+	// Source is an archive in the workspace. Want is build, run or develop.
+	Source    string `json:"source"`
+	Attribute string `json:"attribute"`
+	Want      string `json:"want"`
 }
 
 // ask puts a question to the server.

@@ -5,6 +5,7 @@
 //	nix shell INSTALLABLE... [-c COMMAND ARG...]      nix-shell -p NAME... [--run COMMAND]
 //	nix run INSTALLABLE [-- ARG...]
 //	nix build INSTALLABLE... [-o LINK]                nix-build '<nixpkgs>' -A NAME
+//	nix develop [FOLDER] [-c COMMAND ARG...]
 //	nix profile add|remove|list INSTALLABLE...        nix-env -iA nixpkgs.NAME
 //	nix search nixpkgs WORD...
 //	nix eval [--raw] nixpkgs#NAME.version
@@ -80,7 +81,7 @@ func run(program string, args []string) error {
 }
 
 var commands = map[string]func([]string) error{
-	"shell": shell, "run": runProgram, "build": build, "search": search, "eval": eval,
+	"shell": shell, "run": runProgram, "build": build, "develop": develop, "search": search, "eval": eval,
 	"profile add": install, "profile install": install, "profile list": list, "profile remove": remove,
 }
 
@@ -195,8 +196,6 @@ func name(installable string) (string, error) {
 		return "", errors.New("nixpkgs alone is no package: name one, as in nixpkgs#hello")
 	case strings.HasPrefix(lower, "nixpkgs/") || strings.HasPrefix(lower, "github:nixos/nixpkgs") || strings.HasPrefix(lower, "nixos"):
 		return "", fmt.Errorf("there is one version of nixpkgs here: use nixpkgs#%s", or(attribute, "NAME"))
-	case flake == "" || flake == "." || strings.HasPrefix(flake, "./") || strings.HasPrefix(flake, "../") || strings.HasPrefix(flake, "/") || strings.HasPrefix(flake, "path:") || strings.HasPrefix(flake, "git+file:"):
-		return "", fmt.Errorf("%s is a flake of files, which is not evaluated here: name packages of nixpkgs, as in nixpkgs#jq", installable)
 	case !found && !strings.Contains(flake, ":"):
 		return "", fmt.Errorf("%s is the name of a flake: did you mean nixpkgs#%s?", installable, flake)
 	}
@@ -213,8 +212,9 @@ func or(text, otherwise string) string {
 // store begins the path of a package.
 const store = "/nix/store/"
 
-// add returns the packages of installables, which are in the sandbox then.
-func add(installables []string) ([]added, error) {
+// add returns the packages of installables, which are in the sandbox then. Of a flake of files, it is built what is
+// wanted.
+func add(installables []string, want string) ([]added, error) {
 	var names []string
 	var all []added
 	for _, one := range installables {
@@ -223,6 +223,14 @@ func add(installables []string) ([]added, error) {
 				return nil, fmt.Errorf("%s is not in this sandbox: name its package, as in nixpkgs#jq", one)
 			}
 			all = append(all, added{Name: one, Paths: []string{one}})
+			continue
+		}
+		if folder, attribute, is := local(one); is {
+			packages, err := ofFlake(folder, attribute, want)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, packages...)
 			continue
 		}
 		name, err := name(one)
@@ -283,7 +291,7 @@ func shell(args []string) error {
 	if len(l.words) == 0 {
 		return errors.New("no package is named: use nix shell nixpkgs#NAME -c COMMAND")
 	}
-	packages, err := add(l.words)
+	packages, err := add(l.words, "build")
 	if err != nil {
 		return err
 	}
@@ -297,14 +305,17 @@ func runProgram(args []string) error {
 		return err
 	}
 	if len(l.words) == 0 {
-		return errors.New("no package is named: use nix run nixpkgs#NAME -- ARGUMENTS")
+		l.words = []string{"."}
 	}
-	packages, err := add(l.words[:1])
+	packages, err := add(l.words[:1], "run")
 	if err != nil {
 		return err
 	}
 	find(packages)
 	var has []string
+	if program := packages[0].Program; strings.HasPrefix(program, store) { // of an app
+		return start(append(append([]string{program}, l.words[1:]...), l.after...))
+	}
 	for _, path := range packages[0].Paths {
 		entries, _ := os.ReadDir(path + "/bin")
 		for _, entry := range entries {
@@ -328,14 +339,14 @@ func build(args []string) error {
 		return err
 	}
 	if len(l.words) == 0 {
-		return errors.New("no package is named: use nix build nixpkgs#NAME")
+		l.words = []string{"."}
 	}
 	return makeLinks(l, l.words)
 }
 
 // makeLinks adds packages, and makes links to them as nix build does.
 func makeLinks(l *line, installables []string) error {
-	packages, err := add(installables)
+	packages, err := add(installables, "build")
 	if err != nil {
 		return err
 	}
@@ -394,7 +405,7 @@ func install(args []string) error {
 	if len(l.words) == 0 {
 		return errors.New("no package is named: use nix profile add nixpkgs#NAME")
 	}
-	packages, err := add(l.words)
+	packages, err := add(l.words, "build")
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func nixShell(args []string) error {
 		}
 		installables = append(installables, "nixpkgs#"+strings.TrimPrefix(word, "pkgs."))
 	}
-	packages, err := add(installables)
+	packages, err := add(installables, "build")
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func scriptLines(path string) (args []string) {
 	return args
 }
 
-// importable lets Python find the modules of packages, with those that they need, as nix-shell's hooks do.
+// importable lets Python find the modules of packages and their dependencies, as nix-shell's hooks do.
 func importable(packages []added) {
 	var folders, paths []string
 	for _, one := range packages {

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -37,7 +38,7 @@ func run() error {
 	watch := flag.String("watch", "", "a configuration that is read again when it changes")
 	flag.Parse()
 	defer os.RemoveAll(*folder)
-	// Signals may be meant for the server, in whose process group this is. What is started would inherit that they are
+	// Signals may be meant for the server, which has the same process group. What is started would inherit that they are
 	// ignored.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGHUP, syscall.SIGTERM)
 	builder.WithoutPrograms()
@@ -56,14 +57,17 @@ func run() error {
 		end()
 	}()
 	nix := &builder.Nix{Start: *start, Log: os.Stderr}
+	project := []string{"bash", filepath.Join(*scripts, "project.sh")}
 	environments := builder.NewEnvironments(builder.Environments{
 		Nix: nix, Folder: *folder, Cache: *cache, Watched: *watch,
 		Replan:   []string{"bash", "-c", `. "$0"; replan`, filepath.Join(*scripts, "start.sh")},
-		Evaluate: []string{"bash", filepath.Join(*scripts, "project.sh")},
+		Evaluate: append(slices.Clone(project), "project"),
 	}, plan)
 	var running sync.WaitGroup
 	running.Go(func() { environments.Run(ctx) })
-	err = builder.New(nix, filepath.Join(*cache, "packages"), environments.Again).Serve(ctx, listener)
+	orders := builder.New(nix, filepath.Join(*cache, "packages"), environments.Again)
+	orders.Evaluate(project, *folder)
+	err = orders.Serve(ctx, listener)
 	running.Wait()
 	return err
 }

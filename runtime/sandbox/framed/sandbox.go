@@ -79,7 +79,7 @@ type Sandbox struct {
 	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
 	// grown are the programs of the environments that it has: the one that it was started with, and those
-	// of Grow and Add, of which one works at a time.
+	// of Grow and Add; one of these works at a time.
 	grown   []string
 	growing sync.Mutex
 	// upper receives the upper layer of the project's overlay, or is nil if it was not requested.
