@@ -179,9 +179,9 @@ func (l *logged) line(text string) {
 		prefix = "nix-sandbox-mcp: " + l.name + ": "
 	}
 	fmt.Fprintf(l.to, "%s%s\n", prefix, text)
-	// Lines before the last error do not explain it.
-	if strings.HasPrefix(text, "error:") {
-		l.last = nil
+	// Lines before the last error do not explain it. Nix indents it below a trace.
+	if plain := strings.TrimSpace(text); strings.HasPrefix(plain, "error:") {
+		l.last, text = nil, plain
 	}
 	l.last = append(l.last, text)
 	if len(l.last) > shownLines {

@@ -1,6 +1,7 @@
 package packages
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -141,6 +142,7 @@ func Read(folder string, base registry.Environment, name Name) (registry.Environ
 		env.Language = base.Language
 	}
 	env.Name, env.Base, env.Added = name.String(), name.Base, name.Packages
+	env.BaseExec = cmp.Or(base.BaseExec, base.SessionExec)
 	// Further packages are added to the base, in one name.
 	env.OnDemand = base.OnDemand
 	return env, nil

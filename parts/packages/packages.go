@@ -53,7 +53,7 @@ func (c Catalog) Environment(now *registry.Snapshot, text string, live []registr
 		return env, true, nil
 	}
 	env = base
-	env.Name, env.Base, env.Added = wanted.String(), wanted.Base, wanted.Packages
+	env.Name, env.Base, env.Added, env.BaseExec = wanted.String(), wanted.Base, wanted.Packages, base.SessionExec
 	env.Exec, env.SessionExec, env.Closure = "", "", ""
 	return env, true, nil
 }

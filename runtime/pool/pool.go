@@ -288,8 +288,20 @@ func (p *Pool) Close(within time.Duration) {
 // Start returns a sandbox in which no code has run: a ready one, one on its way, or a
 // new one.
 func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if e := p.take(ctx, spec); e != nil {
+	e := p.take(ctx, spec)
+	grow := ""
+	if e == nil && spec.Base != "" {
+		base := spec
+		base.Name, base.Exec, base.Base, base.BaseExec = spec.Base, spec.BaseExec, "", ""
+		e, grow = p.take(ctx, base), spec.Exec
+	}
+	if e != nil {
 		err := e.Give(spec.Principal)
+		if grower, can := e.Sandbox.(sandbox.Grower); err == nil && grow != "" {
+			if err = errors.New("it cannot get packages"); can {
+				err = grower.Grow(ctx, grow)
+			}
+		}
 		if err == nil {
 			return e.Sandbox, nil
 		}

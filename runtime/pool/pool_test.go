@@ -211,6 +211,32 @@ func TestStart_TakesWhatIsOnItsWay(t *testing.T) {
 	})
 }
 
+// A sandbox that waits becomes one of a larger environment, unless it cannot.
+func TestStart_GrowsWhatIsReady(t *testing.T) {
+	for _, grows := range []bool{true, false} {
+		machine := seconds()
+		machine.Grows = grows
+		inBubble(t, machine, func(t *testing.T, f *fixture) {
+			f.keep(1, "a")
+			f.Fill()
+			f.ready("a")
+			larger := sandbox.Spec{Name: "a+b", Exec: "/larger", Base: "a"}
+			began := time.Now()
+			box := must.Get(f.Start(t.Context(), larger))(t).(*sandboxtest.Sandbox)
+			if took := time.Since(began); grows != (took == 0) || grows != (box.Spec.Name == "a") {
+				t.Errorf("grows %v: %q after %v", grows, box.Spec.Name, took)
+			}
+			// The controls: another environment's, and one with other limits.
+			f.ready("a")
+			for _, other := range []sandbox.Spec{{Name: "c+b", Base: "c"}, {Name: "a+b", Base: "a", Limits: sandbox.Limits{Memory: 1}}} {
+				if box := must.Get(f.Start(t.Context(), other))(t).(*sandboxtest.Sandbox); box.Spec.Name != other.Name {
+					t.Errorf("%+v got one of %q", other, box.Spec.Name)
+				}
+			}
+		})
+	}
+}
+
 // Nobody is given a sandbox of another kind, or waits for one of a pool that
 // keeps none.
 func TestStart_WithoutAShelf(t *testing.T) {

@@ -69,6 +69,8 @@ type Environment struct {
 	// packages. Both are empty if no call did.
 	Base  string   `json:"-"`
 	Added []string `json:"-"`
+	// BaseExec is the SessionExec of Base, or "".
+	BaseExec string `json:"-"`
 	// Exec runs code from its stdin; SessionExec speaks frames. Both are "" if the environment has
 	// yet to be built.
 	Exec        string `json:"exec"`

@@ -160,6 +160,9 @@ type Spec struct {
 	Principal string
 	// Exec is the program of the artifact that the starter knows how to use.
 	Exec string
+	// Base is the name of an environment with fewer packages, and BaseExec its program: a sandbox of it that waits
+	// may become one of this environment. Both are "" if there is none.
+	Base, BaseExec string
 	// OutputBytes bounds a call's answer, both streams together.
 	OutputBytes int64
 	Limits      Limits

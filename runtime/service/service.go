@@ -226,7 +226,13 @@ func (o *Options) Spec(env registry.Environment) sandbox.Spec {
 		variables = config.Inherited(env.Inherit...)
 		maps.Copy(variables, o.Variables)
 	}
+	base, baseExec := env.Base, env.BaseExec
+	if env.Reports || baseExec == "" { // a virtual machine does not grow
+		base, baseExec = "", ""
+	}
 	return sandbox.Spec{
+		Base:        base,
+		BaseExec:    baseExec,
 		Name:        env.Name,
 		Exec:        env.SessionExec,
 		OutputBytes: env.OutputBytes,

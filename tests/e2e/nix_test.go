@@ -260,7 +260,7 @@ def nix(**q): return ask(json.dumps({'nix': q}).encode())
 		{"nix(facts=['../x'])", "is no name of a package"},
 		{"nix(search=['x' * 200])", "a search takes at most 8 words of 100 bytes"},
 		{"nix(search=[''] * 9)", "a search takes at most 8 words"},
-		{"nix()", "has add, search or facts"},
+		{"nix()", "has add, search, facts or flake"},
 		{"ask(b'')", "a question is JSON, and this one is empty"},
 		{"ask(b'{')", "a question about packages is JSON with nix"},
 		{"ask(b'[]')", "a question about packages is JSON with nix"},

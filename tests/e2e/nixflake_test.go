@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -119,14 +120,14 @@ func TestNixFlake_Attempts(t *testing.T) {
 		{"path of the store", packageOf(`print "${builtins.storePath "/nix/store"}"`), "error"},
 		{"search path", packageOf("print (import <nixpkgs> { }).hello"), "error"},
 		{"time", packageOf("print (toString builtins.currentTime)"), "error"},
-		{"fetch without a hash", packageOf(fmt.Sprintf("print (builtins.readFile (builtins.fetchurl %q))", server.URL)), "pure evaluation"},
-		{"fetch with a hash", packageOf(fmt.Sprintf("print (builtins.readFile (builtins.fetchurl { url = %q; sha256 = %q; }))", server.URL, answerHash)), "error"},
+		{"fetch without a hash", packageOf(fmt.Sprintf("print (builtins.readFile (builtins.fetchurl %q))", server.URL)), "pure evaluation|store lacks"},
+		{"fetch with a hash", packageOf(fmt.Sprintf("print (builtins.readFile (builtins.fetchurl { url = %q; sha256 = %q; }))", server.URL, answerHash)), "error|store lacks"},
 		{"fetch of an archive", packageOf(fmt.Sprintf("print (builtins.readFile (builtins.fetchTarball { url = %q; sha256 = %q; }))", server.URL+"/x.tar.gz", answerHash)), "this server's store lacks"},
 		{"repository of the host", packageOf(`print "${builtins.fetchGit { url = "file:///root"; rev = "0000000000000000000000000000000000000000"; }}"`), "this server's store lacks"},
 		{"program", packageOf(`print (builtins.exec [ "id" ])`), "error"},
 		{"library", packageOf(`print (builtins.importNative "/lib/x.so" "x")`), "error"},
 		{"import from derivation", packageOf(`print (builtins.readFile (print "x"))`), "import from derivation"},
-		{"input on the host", flakeOf(`{ packages.${system}.default = print (builtins.readFile "${inputs.host}/secret"); }`, fmt.Sprintf("inputs.host = { url = \"path:%s\"; flake = false; };", filepath.Dir(secret))), "error"},
+		{"input on the host", flakeOf(`{ packages.${system}.default = print (builtins.readFile "${inputs.host}/secret"); }`, fmt.Sprintf("inputs.host = { url = \"path:%s\"; flake = false; };", filepath.Dir(secret))), "error|store lacks"},
 		{"input of the network", flakeOf(`{ packages.${system}.default = print (builtins.readFile inputs.net); }`, fmt.Sprintf("inputs.net = { url = %q; flake = false; };", server.URL+"/x.tar.gz")), "nix: the flake wants inputs that this server's store lacks"},
 		{"derivation with a hash", packageOf(fmt.Sprintf(`pkgs.runCommand "fetched" { outputHash = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="; outputHashMode = "flat"; } "echo > /dev/tcp/%s; echo x > $out"`, strings.Replace(strings.TrimPrefix(server.URL, "http://"), ":", "/", 1))), "nix: the flake needs to fetch fetched"},
 		{"derivation with a hash behind another", packageOf(`pkgs.runCommand "outer" { inner = pkgs.runCommand "inner" { outputHash = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="; } "x"; } "cp $inner $out"`), "the flake needs to fetch inner"},
@@ -144,7 +145,8 @@ func TestNixFlake_Attempts(t *testing.T) {
 		{"settings", flakeOf(`{ packages.${system}.default = pkgs.runCommand "x" { } "[ -e /var ] && echo open > $out"; }`, "nixConfig = { sandbox = false; extra-sandbox-paths = [ \"/var\" ]; };"), "error"},
 	} {
 		answer := written(t, c, "s", test.flake, "echo 'a secret' > /workspace/secret; nix build && cat result")
-		if !answer.IsError || !strings.Contains(answer.Text(), test.want) || strings.Contains(answer.Text(), "a secret of the host") {
+		isWanted := func(want string) bool { return strings.Contains(answer.Text(), want) }
+		if !answer.IsError || !slices.ContainsFunc(strings.Split(test.want, "|"), isWanted) || strings.Contains(answer.Text(), "a secret of the host") {
 			t.Errorf("%s: %s\nwant %s", test.name, answer.Text(), test.want)
 		}
 	}
