@@ -21,7 +21,7 @@ import (
 
 // A flake of code's own files is foreign from its first byte. It is unpacked below a folder that no link leads out of,
 // evaluated in a jail without a network, and only the path of a derivation comes out. Nix then builds that in its own
-// sandbox, and nothing of it may fetch: a derivation with a hash of its output would have the network of the host.
+// sandbox, and no part of it may fetch: a derivation with a hash of its output would have the network of the host.
 
 const (
 	// maxFiles and maxSource bound the files of a flake and their bytes.

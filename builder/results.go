@@ -102,7 +102,7 @@ type kept struct {
 }
 
 // expire removes results that no call has used for as long as the bounds say. If all of them take too much, whoever
-// has most loses those that were used longest ago, but not the one used last of all; a result counts for the
+// has most loses the ones used longest ago, but not the one used last of all; a result counts for the
 // principal of its last call. Nix's garbage collection then may take them. A folder without a result is there
 // for a day.
 func (r *results) expire(bounds order.Bounds) {

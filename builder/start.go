@@ -28,7 +28,7 @@ const (
 	maxPlan = 16_000
 )
 
-// Environments are those that are built when a server starts. They are reported in a folder (runtime/registry).
+// Environments are built when a server starts. They are reported in a folder (runtime/registry).
 type Environments struct {
 	Nix *Nix
 	// Folder has the reports, and Cache the results for later starts.

@@ -43,7 +43,7 @@ const (
 	readTimeout = 10 * time.Second
 )
 
-// Asking relays questions. The methods of a nil one do nothing.
+// Asking relays questions. The methods of a nil one have no effect.
 type Asking struct {
 	listener    *os.File
 	slots       chan struct{} // of questions

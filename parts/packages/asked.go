@@ -287,7 +287,7 @@ type found struct {
 	Description string `json:"description,omitempty"`
 }
 
-// search finds the packages that have all words in their names, and those that have a program or module of that name.
+// search finds the packages with all words in their names, or with a program or module of that name.
 func (e *Executor) search(ctx context.Context, c call.Call, words []string) (any, error) {
 	for i, word := range words {
 		if len(word) > maxWord || len(words) > maxWords {

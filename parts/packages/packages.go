@@ -3,7 +3,7 @@
 //
 // [Catalog] tells the model and its calls which packages there are, [Executor] delays a call until
 // its environment is built, and [Grow] moves a session to it. A name that reaches the builder is
-// one that the environment allows. This package starts no process and knows nothing of Nix: it orders of the
+// one that the environment allows. This package starts no process and does not know Nix: it orders of the
 // builder (package order).
 package packages
 

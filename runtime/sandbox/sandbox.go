@@ -161,7 +161,7 @@ type Spec struct {
 	// Exec is the program of the artifact that the starter knows how to use.
 	Exec string
 	// Base is the name of an environment with fewer packages, and BaseExec its program: a sandbox of it that waits
-	// may become one of this environment. Both are "" if there is none.
+	// may become one of this environment. Both may be "".
 	Base, BaseExec string
 	// OutputBytes bounds a call's answer, both streams together.
 	OutputBytes int64

@@ -90,7 +90,7 @@ var commandLines = []struct{ line, want string }{
 	{"nix --version", `^nix \(nix-sandbox-mcp\) [0-9]`},
 	{"nix-shell --version", `^nix-shell \(nix-sandbox-mcp\) [0-9]`},
 	{"nix --help", "adds packages to the sandbox: use nix shell"},
-	// Names that are none.
+	// Wrong names.
 	{"nix shell nixpkgs#nosuchpackage -c true", "there is no package nosuchpackage in nixpkgs: look for its name with nix search nixpkgs WORD"},
 	{"nix shell nixpkgs#stracee -c true", `there is no package stracee in nixpkgs: did you mean nixpkgs#strace\?`},
 	{"nix shell nixpkgs#rg -c true", "there is no package rg in nixpkgs: (nixpkgs#ripgrep has it|did you mean)"},
@@ -240,7 +240,7 @@ def nix(**q): return ask(json.dumps({'nix': q}).encode())
 	if !strings.HasPrefix(answer.Text(), "{'{\"result\"'} {\"result\"\n") || !strings.Contains(answer.Text(), "this call has asked for packages 1000 times: go on in another call") {
 		t.Errorf("%s", answer.Text())
 	}
-	// Names and texts that are none.
+	// Wrong names and texts.
 	for _, test := range []struct{ code, want string }{
 		{"nix(add=['../../etc/passwd'])", "is no name of a package"},
 		{"nix(add=['tree;id'])", "is no name of a package"},

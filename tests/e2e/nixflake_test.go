@@ -96,7 +96,7 @@ func TestNixFlake_IsOff(t *testing.T) {
 	expectError(t, written(t, c, "s", packageOf(`print "x"`), "nix build"), "flakes of files are not built here: name packages of nixpkgs, as in nixpkgs#jq, or ask the user to set flakes = true in [on_demand]")
 }
 
-// A flake of code gets nothing of the machine that evaluates and builds it. The controls are TestNixFlake_IsBuilt, and
+// A flake of code cannot use the machine that evaluates and builds it. The controls are TestNixFlake_IsBuilt, and
 // for the evaluation TestProjectFlake_GetsNothingOfTheUser, in the same jail.
 func TestNixFlake_Attempts(t *testing.T) {
 	s := withOnDemand(t, withNix+"[on_demand]\nflakes = true\nbuild_seconds = 12\n")
@@ -153,7 +153,7 @@ func TestNixFlake_Attempts(t *testing.T) {
 	if n := requests.Load(); n != 0 {
 		t.Errorf("%d requests reached the network", n)
 	}
-	// Evaluations and builds that end well, with nothing in them.
+	// Evaluations and builds that end well, and are empty.
 	for _, test := range []struct{ name, flake, want string }{
 		{"variable", packageOf(`print "found:${builtins.getEnv "A_TOKEN"}."`), "found:.\n"},
 		{"variable of a build", packageOf(`pkgs.runCommand "env" { impureEnvVars = [ "A_TOKEN" ]; } "echo found:$A_TOKEN. > $out"`), "found:.\n"},
