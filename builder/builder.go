@@ -46,9 +46,9 @@ type Builder struct {
 	isClosed bool // Nix builds in a sandbox of its own
 
 	mu      sync.Mutex
-	jobs    map[string]*job // that wait or run, by the key of their result
-	waiting []*job          // in the order in which they came
-	running int
+	jobs    map[string]*job            // that wait or run, by the key of their result
+	waiting []*job                     // in the order in which they came
+	running map[bool]int               // jobs, by whether they are of facts
 	facts   map[string]json.RawMessage // by key
 	bounds  order.Bounds
 	served  map[string]uint64 // when the last job of each waiting principal began, as a count
@@ -67,7 +67,7 @@ type job struct {
 
 // New returns a builder with its results in a folder.
 func New(nix *Nix, folder string, again func()) *Builder {
-	return &Builder{nix: nix, made: &results{folder}, again: again, jobs: map[string]*job{}, served: map[string]uint64{}, facts: map[string]json.RawMessage{}}
+	return &Builder{nix: nix, made: &results{folder}, again: again, jobs: map[string]*job{}, running: map[bool]int{}, served: map[string]uint64{}, facts: map[string]json.RawMessage{}}
 }
 
 // Serve answers the connections of a listener, until it is closed or ctx ends, and then waits for the end of
@@ -207,12 +207,15 @@ func (b *Builder) leave(one *job) {
 // begin begins as many jobs as may run, each time the oldest of the principal that has waited longest for a turn. The
 // caller has the lock.
 func (b *Builder) begin(ctx context.Context) {
-	for b.running < max(1, int(b.bounds.MaxBuilds)) && len(b.waiting) > 0 && ctx.Err() == nil {
-		next := 0
+	for ctx.Err() == nil {
+		next := -1
 		for i, one := range b.waiting {
-			if b.served[one.order.Principal] < b.served[b.waiting[next].order.Principal] {
+			if b.hasRoom(one.order.Kind) && (next < 0 || b.served[one.order.Principal] < b.served[b.waiting[next].order.Principal]) {
 				next = i
 			}
+		}
+		if next < 0 {
+			return
 		}
 		one := b.waiting[next]
 		b.waiting = slices.Delete(b.waiting, next, next+1)
@@ -222,9 +225,17 @@ func (b *Builder) begin(ctx context.Context) {
 			return principal != one.order.Principal && !slices.ContainsFunc(b.waiting, func(other *job) bool { return other.order.Principal == principal })
 		})
 		one.begun = true
-		b.running++
+		b.running[one.order.Kind == order.Facts]++
 		b.all.Go(func() { b.run(ctx, one) })
 	}
+}
+
+// hasRoom reports whether an order of a kind may begin. A question takes a second and does not wait for builds.
+func (b *Builder) hasRoom(kind order.Kind) bool {
+	if kind == order.Facts {
+		return b.running[true] == 0
+	}
+	return b.running[false] < max(1, int(b.bounds.MaxBuilds))
 }
 
 // run builds a job.
@@ -254,7 +265,7 @@ func (b *Builder) run(ctx context.Context, one *job) {
 	}
 	b.mu.Lock()
 	delete(b.jobs, one.order.Key)
-	b.running--
+	b.running[one.order.Kind == order.Facts]--
 	b.begin(ctx)
 	b.mu.Unlock()
 	b.tell(one, report)

@@ -329,6 +329,28 @@ func TestBuilder_AddsAndTells(t *testing.T) {
 	}
 }
 
+// A question does not wait for a build.
+func TestBuilder_TellsWhileItBuilds(t *testing.T) {
+	r := newRig(t)
+	r.program("nix", `for last; do :; done
+case $last in
+derived) while [ -e $PROGRAMS/held ]; do sleep 0.01; done; echo build none;;
+facts) echo '{}';;
+esac`)
+	r.hold()
+	var all sync.WaitGroup
+	reported := make(chan struct{}, 100)
+	all.Go(func() {
+		if _, err := order.Place(t.Context(), r.socket, of("ada", "six"), func(int, int) { reported <- struct{}{} }); err != nil {
+			t.Error(err)
+		}
+	})
+	<-reported
+	must.Do(t, r.place(order.Order{Kind: order.Facts, Packages: []string{"six"}, Bounds: bounds}))
+	r.release()
+	all.Wait()
+}
+
 func TestBuilder_BuildsAgain(t *testing.T) {
 	r := newRig(t)
 	must.Do(t, r.place(order.Order{Kind: order.Again}))

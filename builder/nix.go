@@ -209,11 +209,7 @@ func confined(settings string) (env, arguments []string, err error) {
 		return nil, nil, err
 	}
 	files := os.Getenv("NIX_USER_CONF_FILES")
-	if files == "" {
-		folder, err := os.UserConfigDir()
-		if err != nil {
-			return nil, nil, err
-		}
+	if folder, err := os.UserConfigDir(); files == "" && err == nil {
 		files = folder + "/nix/nix.conf"
 	}
 	for _, variable := range os.Environ() {

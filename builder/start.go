@@ -99,23 +99,25 @@ func (e *Environments) Run(ctx context.Context) {
 	if e.Watched == "" {
 		ticker.Stop()
 	}
-	e.all(ctx)
+	e.all(ctx, e.plan.Items)
 	for {
+		asked := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-e.ask:
+			asked = true
 		case <-ticker.C:
 			if stampOf(e.Watched) == e.seen {
 				continue
 			}
 		}
-		if len(e.plan.Items) == 0 && e.Watched == "" {
-			continue
-		}
 		e.seen = stampOf(e.Watched)
-		if e.Watched == "" || e.reconfigure(ctx) {
-			e.all(ctx)
+		switch {
+		case e.Watched == "" || e.reconfigure(ctx):
+			e.all(ctx, e.plan.Items)
+		case asked: // the configuration has mistakes, and the others have not
+			e.all(ctx, e.plan.others())
 		}
 	}
 }
@@ -135,6 +137,16 @@ func stampOf(path string) (s stamp) {
 	return s
 }
 
+// others are the environments that are not of the configuration.
+func (p Plan) others() (all []Item) {
+	for _, one := range p.Items {
+		if one.Kind == "reference" || one.Kind == "project" {
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
 // reconfigure reads the configuration again, and reports whether it has no mistakes. What it has no longer is removed;
 // references and the project stay.
 func (e *Environments) reconfigure(ctx context.Context) bool {
@@ -147,11 +159,7 @@ func (e *Environments) reconfigure(ctx context.Context) bool {
 		fmt.Fprintf(e.Nix.Log, "nix-sandbox-mcp: error: the configuration's environments: %v\n", err)
 		return false
 	}
-	for _, one := range e.plan.Items {
-		if one.Kind == "reference" || one.Kind == "project" {
-			next.Items = append(next.Items, one)
-		}
-	}
+	next.Items = append(next.Items, e.plan.others()...)
 	e.plan = next
 	built, _ := filepath.Glob(filepath.Join(next.Config, "built", "*"))
 	if next.Config == "" {
@@ -183,9 +191,9 @@ const (
 )
 
 // all builds everything, but an environment that the configuration describes only once for each of its contents.
-func (e *Environments) all(ctx context.Context) {
+func (e *Environments) all(ctx context.Context, items []Item) {
 	own := false
-	for _, one := range e.plan.Items {
+	for _, one := range items {
 		if !e.isBuilt(one.Name) {
 			_ = os.WriteFile(e.report(one.Name+building), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600)
 		}
@@ -199,7 +207,7 @@ func (e *Environments) all(ctx context.Context) {
 	}
 	places := make(chan struct{}, parallel)
 	var all sync.WaitGroup
-	for _, one := range e.plan.Items {
+	for _, one := range items {
 		if one.Kind == "own" && wrong != nil {
 			e.failed(one.Name, wrong)
 			continue

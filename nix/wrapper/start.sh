@@ -266,7 +266,7 @@ start_builder() {
     exec {input}<&0 >&2
     # The scripts that it starts read these variables.
     export bubblewrap cache nixpkgs package_of private server start_nix system tools user_config variables_of watched
-    "$builder" -folder "$private" -cache "$cache" -start "$start_nix" -scripts "$scripts" -watch "$watched" <&"$input" &
+    "$builder" -folder "$private" -cache "$cache" -start "$start_nix" -shell "$BASH" -scripts "$scripts" -watch "$watched" <&"$input" &
   )
   echo >&"$alive"
   wait $!

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"slices"
 )
 
@@ -80,7 +81,8 @@ func readArtifact(environment, language, run string) (artifact, error) {
 	}
 	a.bubblewrap = s.Bubblewrap
 	a.tree = after(s.Flags, "/nix", -1)
-	a.path = after(s.Flags, "PATH", 1)
+	// Behind the environment's programs may be a folder of the sandbox alone.
+	a.path, _, _ = strings.Cut(after(s.Flags, "PATH", 1), ":")
 	if a.bubblewrap == "" || a.tree == "" || a.path == "" {
 		return a, fmt.Errorf("read the sandbox %s: %s names no bubblewrap, no folder for /nix or no PATH", environment, run)
 	}

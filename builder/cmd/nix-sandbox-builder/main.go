@@ -3,7 +3,7 @@
 // FOLDER/.orders (package order), and ends when its standard input does, which the server holds open: however that
 // ends, this ends with all that it started, and removes FOLDER.
 //
-//	nix-sandbox-builder -folder FOLDER -cache FOLDER -start FILE -scripts FOLDER [-watch FILE]
+//	nix-sandbox-builder -folder FOLDER -cache FOLDER -start FILE -shell PROGRAM -scripts FOLDER [-watch FILE]
 package main
 
 import (
@@ -34,6 +34,7 @@ func run() error {
 	folder := flag.String("folder", "", "the folder of this start, which it removes at its end")
 	cache := flag.String("cache", "", "the folder of results for later starts")
 	start := flag.String("start", "", "the file with the expressions of the server")
+	shell := flag.String("shell", "", "the program of bash")
 	scripts := flag.String("scripts", "", "the folder of start.sh and project.sh")
 	watch := flag.String("watch", "", "a configuration that is read again when it changes")
 	flag.Parse()
@@ -57,10 +58,10 @@ func run() error {
 		end()
 	}()
 	nix := &builder.Nix{Start: *start, Log: os.Stderr}
-	project := []string{"bash", filepath.Join(*scripts, "project.sh")}
+	project := []string{*shell, filepath.Join(*scripts, "project.sh")}
 	environments := builder.NewEnvironments(builder.Environments{
 		Nix: nix, Folder: *folder, Cache: *cache, Watched: *watch,
-		Replan:   []string{"bash", "-c", `. "$0"; replan`, filepath.Join(*scripts, "start.sh")},
+		Replan:   []string{*shell, "-c", `. "$0"; replan`, filepath.Join(*scripts, "start.sh")},
 		Evaluate: append(slices.Clone(project), "project"),
 	}, plan)
 	var running sync.WaitGroup
