@@ -8,8 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"slices"
+	"strings"
 )
 
 // An artifact is what the benchmark knows of one environment's sandbox. The
