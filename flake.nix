@@ -26,7 +26,6 @@
         extends = "default";
         environments = nixpkgs.lib.genAttrs [ "bash" "node" "python" ] (_: {
           packages_on_demand = [ ];
-          nix = false;
         });
       };
     in

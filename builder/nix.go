@@ -89,7 +89,7 @@ func (n *Nix) run(ctx context.Context, c command) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
 	cmd.WaitDelay = endTime
-	log := &logged{to: n.Log, name: c.name, seen: c.line}
+	log := &logged{ctx: ctx, to: n.Log, name: c.name, seen: c.line}
 	switch {
 	case c.quiet:
 		log.to = io.Discard
@@ -131,6 +131,7 @@ func (l *limited) Write(p []byte) (int, error) {
 
 // logged writes lines to a log. It is used by one goroutine at a time.
 type logged struct {
+	ctx  context.Context // at its end, what a program says of that is left out
 	to   io.Writer
 	name string
 	seen func(string)
@@ -178,7 +179,9 @@ func (l *logged) line(text string) {
 	if l.name != "" {
 		prefix = "nix-sandbox-mcp: " + l.name + ": "
 	}
-	fmt.Fprintf(l.to, "%s%s\n", prefix, text)
+	if l.ctx.Err() == nil {
+		fmt.Fprintf(l.to, "%s%s\n", prefix, text)
+	}
 	// Lines before the last error do not explain it. Nix indents it below a trace.
 	if plain := strings.TrimSpace(text); strings.HasPrefix(plain, "error:") {
 		l.last, text = nil, plain

@@ -120,6 +120,8 @@ let
       inherit run known;
       given = given // {
         inherit (run) interpreter interpreter_type stdin_mode;
+        # Without packages to add, there is no program for it.
+        nix = given.nix && (onDemand.allows given || args.derived or false);
         description =
           if given.description != null then
             given.description

@@ -87,7 +87,7 @@ let
       at = "${location} packages_on_demand";
     in
     if !(allows given) then
-      lib.optional (given.nix or false) "${location} nix is true, and its packages are those of packages_on_demand, which is empty: list packages there, or set it to \"all\""
+      [ ]
     else if given.npm or null != null then
       [ "${at} is beside npm, whose lock names all packages: keep one of the two" ]
     else if given.from_shell != null then
@@ -358,6 +358,8 @@ rec {
     {
       wrong = wrongOf resolved;
       arguments = given // {
+        # Its code may add what that of the environment may.
+        derived = true;
         packages = lib.concatMap own given.packages ++ map (one: one.package) resolved;
         # A line for `list`; the model reads that of the environment itself.
         description = describe.with' (given.description or "") packages;

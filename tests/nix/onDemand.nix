@@ -195,6 +195,7 @@ in
     expected = removeAttrs python [ "packages" ] // {
       memory_mb = 64;
       description = "Python 3 with pandas";
+      derived = true;
     };
   };
   # A recipe is data: no text in it is evaluated.
