@@ -180,9 +180,17 @@ func TestRun_WithoutASandboxReachesEverything(t *testing.T) {
 			dir := weak(t, kind)
 			describeNetwork(t, dir)
 			asControl(t, dir)
-			report := must.Get(run(t.Context(), dir, Options{NoControls: true, Slow: patience.Factor(), Match: escapeMatch()}, attempts))(t)
+			options := Options{NoControls: true, Slow: patience.Factor(), Match: escapeMatch()}
+			report := must.Get(run(t.Context(), dir, options, attempts))(t)
 			escaped := 0
 			for _, result := range report.Results {
+				// An attempt waits for an answer for a second at most, which a busy machine may
+				// miss. It then is tried alone.
+				if !result.Escaped && result.Verdict != Skipped {
+					t.Logf("%s: tried again", result)
+					options.Match = []string{result.Name}
+					result = must.Get(run(t.Context(), dir, options, attempts))(t).Results[0]
+				}
 				switch {
 				case result.Escaped:
 					escaped++
