@@ -14,6 +14,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -45,15 +46,16 @@ type Builder struct {
 	probing  sync.Mutex
 	isClosed bool // Nix builds in a sandbox of its own
 
-	mu      sync.Mutex
-	jobs    map[string]*job            // that wait or run, by the key of their result
-	waiting []*job                     // in the order in which they came
-	running map[bool]int               // jobs, by whether they are of facts
-	facts   map[string]json.RawMessage // by key
-	bounds  order.Bounds
-	served  map[string]uint64 // when the last job of each waiting principal began, as a count
-	count   uint64
-	all     sync.WaitGroup // of the jobs
+	mu       sync.Mutex
+	jobs     map[string]*job            // that wait or run, by the key of their result
+	waiting  []*job                     // in the order in which they came
+	building int                        // jobs that run
+	telling  int                        // jobs that run and are of facts, which are not among these
+	facts    map[string]json.RawMessage // by key
+	bounds   order.Bounds
+	served   map[string]uint64 // when the last job of each waiting principal began, as a count
+	count    uint64
+	all      sync.WaitGroup // of the jobs
 }
 
 // job is a build, or one that waits for its turn.
@@ -67,7 +69,7 @@ type job struct {
 
 // New returns a builder with its results in a folder.
 func New(nix *Nix, folder string, again func()) *Builder {
-	return &Builder{nix: nix, made: &results{folder}, again: again, jobs: map[string]*job{}, running: map[bool]int{}, served: map[string]uint64{}, facts: map[string]json.RawMessage{}}
+	return &Builder{nix: nix, made: &results{folder}, again: again, jobs: map[string]*job{}, served: map[string]uint64{}, facts: map[string]json.RawMessage{}}
 }
 
 // Serve answers the connections of a listener, until it is closed or ctx ends, and then waits for the end of
@@ -225,7 +227,7 @@ func (b *Builder) begin(ctx context.Context) {
 			return principal != one.order.Principal && !slices.ContainsFunc(b.waiting, func(other *job) bool { return other.order.Principal == principal })
 		})
 		one.begun = true
-		b.running[one.order.Kind == order.Facts]++
+		*b.running(one.order.Kind)++
 		b.all.Go(func() { b.run(ctx, one) })
 	}
 }
@@ -233,9 +235,17 @@ func (b *Builder) begin(ctx context.Context) {
 // hasRoom reports whether an order of a kind may begin. A question takes a second and does not wait for builds.
 func (b *Builder) hasRoom(kind order.Kind) bool {
 	if kind == order.Facts {
-		return b.running[true] == 0
+		return b.telling == 0
 	}
-	return b.running[false] < max(1, int(b.bounds.MaxBuilds))
+	return b.building < max(1, int(b.bounds.MaxBuilds))
+}
+
+// running is the number of jobs that run beside those of a kind.
+func (b *Builder) running(kind order.Kind) *int {
+	if kind == order.Facts {
+		return &b.telling
+	}
+	return &b.building
 }
 
 // run builds a job.
@@ -243,7 +253,7 @@ func (b *Builder) run(ctx context.Context, one *job) {
 	limit, cancel := context.WithTimeout(ctx, time.Duration(one.order.Bounds.BuildSeconds)*time.Second)
 	defer cancel()
 	progress := func(done, total int) { b.tell(one, order.Report{Done: done, Total: total}) }
-	report, err := b.make(limit, one.order, progress)
+	report, err := b.attempt(limit, one.order, progress)
 	report.Over = true
 	var found *order.Failure
 	var said *nixError
@@ -265,11 +275,22 @@ func (b *Builder) run(ctx context.Context, one *job) {
 	}
 	b.mu.Lock()
 	delete(b.jobs, one.order.Key)
-	b.running[one.order.Kind == order.Facts]--
+	*b.running(one.order.Kind)--
 	b.begin(ctx)
 	b.mu.Unlock()
 	b.tell(one, report)
 	b.made.expire(one.order.Bounds)
+}
+
+// attempt makes the result of an order. A panic, of a hostile archive say, is the end of this order alone.
+func (b *Builder) attempt(ctx context.Context, o order.Order, progress func(done, total int)) (report order.Report, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			fmt.Fprintf(b.nix.Log, "nix-sandbox-mcp: error: the builder panicked: %v\n%s", cause, debug.Stack())
+			err = errors.New("the builder failed to handle this; the server's log says more")
+		}
+	}()
+	return b.make(ctx, o, progress)
 }
 
 func (b *Builder) tell(one *job, report order.Report) {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -141,13 +142,13 @@ func TestBuilder_BuildsAndReports(t *testing.T) {
 		t.Errorf("progress %v", seen)
 	}
 	at := filepath.Join(r.folder, o.Key)
-	if got := must.Get(os.Readlink(filepath.Join(at, ResultLink)))(t); got != filepath.Join(r.programs, "artifact") {
+	if got := must.Get(os.Readlink(filepath.Join(at, order.ResultLink)))(t); got != filepath.Join(r.programs, "artifact") {
 		t.Errorf("the result is %s", got)
 	}
-	if diff := cmp.Diff(`{"base":"python","packages":["six"],"recipe":"/recipe.json"}`, string(must.Get(os.ReadFile(filepath.Join(at, requestFile)))(t))); diff != "" {
+	if diff := cmp.Diff(`{"base":"python","packages":["six"],"recipe":"/recipe.json"}`, string(must.Get(os.ReadFile(filepath.Join(at, order.RequestFile)))(t))); diff != "" {
 		t.Error(diff)
 	}
-	if _, err := os.Stat(filepath.Join(at, buildingFile)); err == nil {
+	if _, err := os.Stat(filepath.Join(at, order.BuildingFile)); err == nil {
 		t.Error("it is still said to be built")
 	}
 	if log := r.log.text(); !strings.Contains(log, "nix-sandbox-mcp: packages 000000000000: [31mtext\n") {
@@ -183,13 +184,13 @@ func TestBuilder_Failures(t *testing.T) {
 		if !errors.As(err, &failure) || *failure != test.want {
 			t.Errorf("%s %q: %+v", test.file, test.text, err)
 		}
-		if _, err := os.Stat(filepath.Join(r.folder, o.Key, failedFile)); err != nil {
+		if _, err := os.Stat(filepath.Join(r.folder, o.Key, order.FailedFile)); err != nil {
 			t.Error(err)
 		}
 		must.Do(t, os.WriteFile(path, before, 0o755))
 		// The next one may succeed, and then the failure is forgotten.
 		must.Do(t, r.place(o))
-		if _, err := os.Stat(filepath.Join(r.folder, o.Key, failedFile)); err == nil {
+		if _, err := os.Stat(filepath.Join(r.folder, o.Key, order.FailedFile)); err == nil {
 			t.Error("it is still said to have failed")
 		}
 	}
@@ -349,6 +350,28 @@ esac`)
 	must.Do(t, r.place(order.Order{Kind: order.Facts, Packages: []string{"six"}, Bounds: bounds}))
 	r.release()
 	all.Wait()
+}
+
+// A panic ends one order, and not the builder.
+func TestBuilder_OutlastsAPanic(t *testing.T) {
+	r := newRig(t)
+	r.says("plan", "{}")
+	set := func(facts map[string]json.RawMessage) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.facts = facts
+	}
+	set(nil) // which cannot be written to
+	o := order.Order{Kind: order.Facts, Packages: []string{"six"}, Bounds: bounds}
+	var failure *order.Failure
+	if err := r.place(o); !errors.As(err, &failure) || failure.Text != "the builder failed to handle this; the server's log says more" {
+		t.Errorf("%v", err)
+	}
+	if log := r.log.text(); !strings.Contains(log, "the builder panicked") {
+		t.Errorf("the log: %s", log)
+	}
+	set(map[string]json.RawMessage{})
+	must.Do(t, r.place(o))
 }
 
 func TestBuilder_BuildsAgain(t *testing.T) {

@@ -38,7 +38,7 @@ func (b *Builder) make(ctx context.Context, o order.Order, progress func(done, t
 			return report, err
 		}
 	}
-	report.Bytes = sizeOf(filepath.Join(report.Folder, ResultLink))
+	report.Bytes = sizeOf(filepath.Join(report.Folder, order.ResultLink))
 	return report, nil
 }
 
@@ -51,7 +51,7 @@ func (b *Builder) build(ctx context.Context, name string, o order.Order, progres
 	if err != nil {
 		return err
 	}
-	plan, err := b.nix.Eval(ctx, name, attributes[o.Kind], "--argstr", "request", filepath.Join(folder, requestFile))
+	plan, err := b.nix.Eval(ctx, name, attributes[o.Kind], "--argstr", "request", filepath.Join(folder, order.RequestFile))
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (b *Builder) realise(ctx context.Context, c command, o order.Order, folder,
 	if size := sizeOf(root); size > most {
 		return &order.Failure{Kind: order.TooLarge, Size: size}
 	}
-	if err := b.nix.Realise(ctx, c, filepath.Join(folder, ResultLink), derivation); err != nil {
+	if err := b.nix.Realise(ctx, c, filepath.Join(folder, order.ResultLink), derivation); err != nil {
 		return fmt.Errorf("the result could not be written to %s: %w", folder, err)
 	}
 	return nil

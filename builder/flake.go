@@ -31,9 +31,9 @@ const (
 	maxDerivation = 16 << 20
 )
 
-// Evaluate is the command that evaluates flakes (nix/wrapper/project.sh), and Private a folder of the builder alone.
-// Without them no flakes are built.
-func (b *Builder) Evaluate(command []string, private string) {
+// AllowFlakes has flakes built, which a command evaluates (nix/wrapper/project.sh). Private is a folder of the
+// builder alone.
+func (b *Builder) AllowFlakes(command []string, private string) {
 	b.evaluate, b.private = command, private
 }
 
@@ -71,12 +71,12 @@ func (b *Builder) flake(ctx context.Context, name string, o order.Order, progres
 	}
 	request, err := json.Marshal(found)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(folder, requestFile), request, 0o600)
+		err = os.WriteFile(filepath.Join(folder, order.RequestFile), request, 0o600)
 	}
 	if err != nil {
 		return err
 	}
-	plan, err := b.nix.Eval(ctx, name, "ofFlake", "--argstr", "request", filepath.Join(folder, requestFile))
+	plan, err := b.nix.Eval(ctx, name, "ofFlake", "--argstr", "request", filepath.Join(folder, order.RequestFile))
 	if err != nil {
 		return err
 	}

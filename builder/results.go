@@ -17,20 +17,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
-// The files in the folder of a result, which servers of the user share. Package parts/packages reads them.
-const (
-	// requestFile has the order, as Nix reads it.
-	requestFile = "request.json"
-	// buildingFile exists while a builder is at it, and failedFile says why there is no result.
-	buildingFile = "building"
-	failedFile   = "failed"
-	// usedFile has 16 hexadecimal digits that stand for the principal of the last call; its time is that of this
-	// call. The server writes it.
-	usedFile = "used"
-	// ResultLink leads to the artifact.
-	ResultLink = "result"
-)
-
 const (
 	// gone begins the name of a folder that is being removed.
 	gone = ".gone-"
@@ -45,7 +31,7 @@ const (
 type results struct{ folder string }
 
 func (r *results) has(key string) bool {
-	_, err := os.Stat(filepath.Join(r.folder, key, ResultLink, "metadata.json"))
+	_, err := os.Stat(filepath.Join(r.folder, key, order.ResultLink, "metadata.json"))
 	return err == nil
 }
 
@@ -58,14 +44,14 @@ func (r *results) open(o order.Order) (string, error) {
 	}
 	for range openAttempts {
 		err = os.MkdirAll(folder, 0o700)
-		for name, text := range map[string][]byte{requestFile: request, buildingFile: nil} {
+		for name, text := range map[string][]byte{order.RequestFile: request, order.BuildingFile: nil} {
 			err = cmp.Or(err, os.WriteFile(filepath.Join(folder, name), text, 0o600))
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
-	r.remove(filepath.Join(folder, failedFile))
+	r.remove(filepath.Join(folder, order.FailedFile))
 	return folder, err
 }
 
@@ -74,11 +60,11 @@ func (r *results) close(key string, failure *order.Failure) {
 	folder := filepath.Join(r.folder, key)
 	if failure != nil {
 		text := fmt.Sprintf("%s %s\n%s\n", failure.Kind, failure.Package, failure.Text)
-		_ = os.WriteFile(filepath.Join(folder, failedFile), []byte(text), 0o600) // for the list of packages
-	} else if _, err := os.Stat(filepath.Join(folder, usedFile)); err != nil {
-		_ = os.WriteFile(filepath.Join(folder, usedFile), nil, 0o600) // a call is about to use it
+		_ = os.WriteFile(filepath.Join(folder, order.FailedFile), []byte(text), 0o600) // for the list of packages
+	} else if _, err := os.Stat(filepath.Join(folder, order.UsedFile)); err != nil {
+		_ = os.WriteFile(filepath.Join(folder, order.UsedFile), nil, 0o600) // a call is about to use it
 	}
-	r.remove(filepath.Join(folder, buildingFile))
+	r.remove(filepath.Join(folder, order.BuildingFile))
 }
 
 func (r *results) remove(path string) { _ = os.Remove(path) }
@@ -123,17 +109,17 @@ func (r *results) expire(bounds order.Bounds) {
 		if err != nil {
 			continue
 		}
-		if _, err := os.Lstat(filepath.Join(folder, ResultLink)); err != nil {
+		if _, err := os.Lstat(filepath.Join(folder, order.ResultLink)); err != nil {
 			// It may be about to be built.
 			if time.Since(info.ModTime()) > day {
 				r.giveUp(folder)
 			}
 			continue
 		}
-		one := kept{folder: folder, bytes: sizeOf(filepath.Join(folder, ResultLink))}
-		if used, err := os.Stat(filepath.Join(folder, usedFile)); err == nil {
+		one := kept{folder: folder, bytes: sizeOf(filepath.Join(folder, order.ResultLink))}
+		if used, err := os.Stat(filepath.Join(folder, order.UsedFile)); err == nil {
 			one.used = used.ModTime()
-			text, _ := bounded.ReadFile(filepath.Join(folder, usedFile), 64)
+			text, _ := bounded.ReadFile(filepath.Join(folder, order.UsedFile), 64)
 			one.owner = strings.TrimSpace(string(text))
 		}
 		if time.Since(one.used) > time.Duration(bounds.KeepDays)*day {

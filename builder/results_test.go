@@ -27,10 +27,10 @@ func TestExpire_LeavesOthersTheirs(t *testing.T) {
 		at := filepath.Join(folder, name)
 		names = append(names, name)
 		must.Do(t, os.Mkdir(at, 0o755))
-		must.Do(t, os.Symlink(artifact, filepath.Join(at, ResultLink)))
-		must.Do(t, os.WriteFile(filepath.Join(at, usedFile), []byte(strings.Repeat(principal, 16)+"\n"), 0o644))
+		must.Do(t, os.Symlink(artifact, filepath.Join(at, order.ResultLink)))
+		must.Do(t, os.WriteFile(filepath.Join(at, order.UsedFile), []byte(strings.Repeat(principal, 16)+"\n"), 0o644))
 		used := time.Now().Add(time.Duration(i-10) * time.Minute)
-		must.Do(t, os.Chtimes(filepath.Join(at, usedFile), used, used))
+		must.Do(t, os.Chtimes(filepath.Join(at, order.UsedFile), used, used))
 	}
 	expire := func(most int64) (left []string) {
 		t.Helper()
@@ -56,20 +56,20 @@ func TestExpire_ForgetsTheOld(t *testing.T) {
 	folder := t.TempDir()
 	made := func(name, file string, age time.Duration, result bool) {
 		at := filepath.Join(folder, name)
-		must.Write(t, filepath.Join(at, usedFile), "", 0o644)
+		must.Write(t, filepath.Join(at, order.UsedFile), "", 0o644)
 		if result {
-			must.Do(t, os.Symlink(t.TempDir(), filepath.Join(at, ResultLink)))
+			must.Do(t, os.Symlink(t.TempDir(), filepath.Join(at, order.ResultLink)))
 		}
 		then := time.Now().Add(-age)
 		must.Do(t, os.Chtimes(filepath.Join(at, file), then, then))
 	}
 	key := func(letter string) string { return strings.Repeat(letter, 64) }
-	made(key("a"), usedFile, 29*day, true)
-	made(key("b"), usedFile, 31*day, true)
+	made(key("a"), order.UsedFile, 29*day, true)
+	made(key("b"), order.UsedFile, 31*day, true)
 	made(key("c"), "", 23*time.Hour, false)
 	made(key("d"), "", 25*time.Hour, false)
-	made(gone+key("e"), usedFile, 0, false)
-	made("notes", usedFile, 90*day, false)
+	made(gone+key("e"), order.UsedFile, 0, false)
+	made("notes", order.UsedFile, 90*day, false)
 	(&results{folder}).expire(order.Bounds{KeepDays: 30, KeepMB: 1})
 	var left []string
 	for _, entry := range must.Get(os.ReadDir(folder))(t) {

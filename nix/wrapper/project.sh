@@ -253,7 +253,7 @@ prepare_home() {
 # Its inputs come from the store, and nixpkgs is that of the server where its own is not there. Fails with a sentence
 # in $problem.
 evaluate_flake() {
-  local nix git home=$2 flags=() reference=path:/source attribute=${4:-default} candidates lock out said apply
+  local nix git home=$2 flags=() reference=path:/source attribute=${4:-default} candidates lock lacks out said apply
   prepare_home
   show_machine
   flags+=(--ro-bind "$1" /source)
@@ -277,6 +277,7 @@ evaluate_flake() {
     esac
   fi
   for lock in --no-update-lock-file "--no-write-lock-file --override-input nixpkgs path:$nixpkgs"; do
+    lacks=
     for attribute in "${candidates[@]}"; do
       problem=
       # shellcheck disable=SC2086
@@ -289,7 +290,7 @@ evaluate_flake() {
         *"pure eval"*) return 1 ;;
         *"does not provide attribute"*) problem="the flake has no ${candidates[*]}: name another attribute" ;;
         *"--no-update-lock-file"* | *"unable to download"* | *"fetch"* | *"registries"* | *"program 'git' failed"* | *"cannot find flake"* | *"flake registry"*)
-          problem="the flake wants inputs that this server's store lacks, and it is evaluated without a network: have the user run nix flake archive in the project, or leave out all inputs but nixpkgs"
+          lacks=yes problem="the flake wants inputs that this server's store lacks, and it is evaluated without a network: have the user run nix flake archive in the project, or leave out all inputs but nixpkgs"
           break
           ;;
         *"mport-from-derivation"* | *"not allowed to build"*)
@@ -299,7 +300,7 @@ evaluate_flake() {
         *) return 1 ;;
       esac
     done
-    case $problem in *"inputs that this server"*) ;; *) return 1 ;; esac
+    [ -n "$lacks" ] || return 1
   done
   return 1
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 // Packages lists, builds and removes environments with packages.
@@ -106,8 +107,8 @@ func addedPackages(folder string, set *registry.Set) []addedRow {
 			row.Name = packages.Name{Packages: request.Packages}.String()
 		}
 		at := filepath.Join(folder, key)
-		row.Size = sizeOfArtifact(filepath.Join(at, packages.ResultLink))
-		if info, err := os.Stat(filepath.Join(at, packages.UsedFile)); err == nil {
+		row.Size = sizeOfArtifact(filepath.Join(at, order.ResultLink))
+		if info, err := os.Stat(filepath.Join(at, order.UsedFile)); err == nil {
 			row.Used = info.ModTime()
 		}
 		base := set.Environments[derived.Base]
@@ -116,9 +117,9 @@ func addedPackages(folder string, set *registry.Set) []addedRow {
 		case !ofCode && (base.OnDemand == nil || packages.Key(base, derived) != key):
 		case isBuilt, ofCode && row.Size > 0:
 			row.State = ready
-		case found(os.Lstat(filepath.Join(at, packages.FailedFile))):
-			row.State, row.Reason = broken, firstLines(filepath.Join(at, packages.FailedFile))
-		case found(os.Lstat(filepath.Join(at, packages.BuildingFile))):
+		case found(os.Lstat(filepath.Join(at, order.FailedFile))):
+			row.State, row.Reason = broken, firstLines(filepath.Join(at, order.FailedFile))
+		case found(os.Lstat(filepath.Join(at, order.BuildingFile))):
 			row.State = building
 		default:
 			continue // no server has begun to build it

@@ -21,6 +21,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/question"
 )
 
 const (
@@ -37,21 +38,6 @@ const (
 	// maxAddition bounds the metadata of an addition, in bytes.
 	maxAddition = 1 << 20
 )
-
-// question is what code asks: one of these (agent/cmd/nix).
-type question struct {
-	Add    []string `json:"add"`
-	Search []string `json:"search"`
-	Facts  []string `json:"facts"`
-	Flake  *flake   `json:"flake"`
-}
-
-// flake is a part of a flake of code's files.
-type flake struct {
-	Source    string `json:"source"` // an archive in the workspace
-	Attribute string `json:"attribute"`
-	Want      string `json:"want"`
-}
 
 // Ask returns the answer to the questions of a call's code, which has the environment of the call and may add
 // packages to it while it runs.
@@ -76,7 +62,7 @@ func encode(v any) []byte {
 
 func (e *Executor) answer(ctx context.Context, box sandbox.Sandbox, c call.Call, text []byte, count int64) (any, error) {
 	var q struct {
-		Nix *question `json:"nix"`
+		Nix *question.Question `json:"nix"`
 	}
 	if err := json.Unmarshal(text, &q); err != nil || q.Nix == nil {
 		return nil, errors.New("a question about packages is JSON with nix")
@@ -101,13 +87,6 @@ func (e *Executor) answer(ctx context.Context, box sandbox.Sandbox, c call.Call,
 		return e.addFlake(ctx, box, c, *q.Nix.Flake)
 	}
 	return nil, errors.New("a question about packages has add, search, facts or flake")
-}
-
-// added is a package in a sandbox.
-type added struct {
-	Name    string   `json:"name"`
-	Paths   []string `json:"paths"`
-	Program string   `json:"program"`
 }
 
 // mayHave refuses names of packages that the environment does not allow.
@@ -155,9 +134,9 @@ func (e *Executor) add(ctx context.Context, box sandbox.Sandbox, c call.Call, na
 	if err != nil {
 		return nil, err
 	}
-	inOrder := []added{}
+	inOrder := []question.Added{}
 	for _, name := range names {
-		if at := slices.IndexFunc(packages, func(one added) bool { return one.Name == name }); at >= 0 {
+		if at := slices.IndexFunc(packages, func(one question.Added) bool { return one.Name == name }); at >= 0 {
 			inOrder = append(inOrder, packages[at])
 		}
 	}
@@ -168,7 +147,7 @@ func (e *Executor) add(ctx context.Context, box sandbox.Sandbox, c call.Call, na
 const maxFlake = 40 << 20
 
 // addFlake adds a part of a flake of code's files.
-func (e *Executor) addFlake(ctx context.Context, box sandbox.Sandbox, c call.Call, f flake) (any, error) {
+func (e *Executor) addFlake(ctx context.Context, box sandbox.Sandbox, c call.Call, f question.Flake) (any, error) {
 	if !e.Bounds.Flakes {
 		return nil, errors.New("flakes of files are not built here: name packages of nixpkgs, as in nixpkgs#jq, or ask the user to set flakes = true in [on_demand]")
 	}
@@ -195,7 +174,7 @@ func (e *Executor) addFlake(ctx context.Context, box sandbox.Sandbox, c call.Cal
 }
 
 // enlarge has something built and adds it to a sandbox. The words about it are for the code.
-func (e *Executor) enlarge(ctx context.Context, box sandbox.Sandbox, c call.Call, o order.Order, listed string) ([]added, error) {
+func (e *Executor) enlarge(ctx context.Context, box sandbox.Sandbox, c call.Call, o order.Order, listed string) ([]question.Added, error) {
 	grower, can := box.(sandbox.Grower)
 	if !can {
 		return nil, errors.New("this sandbox cannot get packages")
@@ -212,12 +191,12 @@ func (e *Executor) enlarge(ctx context.Context, box sandbox.Sandbox, c call.Call
 	if err != nil {
 		return nil, err
 	}
-	artifact, err := filepath.EvalSymlinks(filepath.Join(report.Folder, ResultLink))
+	artifact, err := filepath.EvalSymlinks(filepath.Join(report.Folder, order.ResultLink))
 	if err != nil {
 		return nil, fmt.Errorf("%s was built and is gone: try again", listed)
 	}
 	var metadata struct {
-		Packages []added `json:"packages"`
+		Packages []question.Added `json:"packages"`
 	}
 	text, err := bounded.ReadFile(filepath.Join(artifact, "metadata.json"), maxAddition)
 	if err = cmp.Or(err, json.Unmarshal(text, &metadata)); err != nil {
@@ -228,7 +207,7 @@ func (e *Executor) enlarge(ctx context.Context, box sandbox.Sandbox, c call.Call
 		e.Log.Warn("packages cannot be added", append(c.Origin(), "session", c.Session, "env", c.Env.Name, "packages", listed, "error", err)...)
 		return nil, fmt.Errorf("this sandbox cannot get packages while it runs: name them in env, as in run(env: \"%s+NAME\")", c.Env.BaseName())
 	}
-	e.mark(filepath.Join(report.Folder, UsedFile), c)
+	e.mark(filepath.Join(report.Folder, order.UsedFile), c)
 	e.Log.Info("packages added", append(c.Origin(), "session", c.Session, "env", c.Env.Name, "packages", listed,
 		"artifact", artifact, "bytes", report.Bytes, "ms", time.Since(began).Milliseconds())...)
 	return metadata.Packages, nil
@@ -280,13 +259,6 @@ func (e *Executor) build(ctx context.Context, c call.Call, o order.Order, about 
 	return report, fmt.Errorf("%s could not be built: tell the user what Nix said, or do without\n%s", about, failure.Text)
 }
 
-// found is a package that a search finds.
-type found struct {
-	Name        string `json:"name"`
-	Version     string `json:"version,omitempty"`
-	Description string `json:"description,omitempty"`
-}
-
 // search finds the packages with all words in their names, or with a program or module of that name.
 func (e *Executor) search(ctx context.Context, c call.Call, words []string) (any, error) {
 	for i, word := range words {
@@ -331,7 +303,7 @@ func (e *Executor) search(ctx context.Context, c call.Call, words []string) (any
 	})
 	more := max(0, len(all)-maxFound)
 	all = all[:len(all)-more]
-	result := []found{}
+	result := []question.Found{}
 	facts := map[string]map[string]string{}
 	if len(all) > 0 {
 		// Names are an answer without them.
@@ -340,9 +312,9 @@ func (e *Executor) search(ctx context.Context, c call.Call, words []string) (any
 		facts, _ = e.facts(limited, c, all)
 	}
 	for _, name := range all {
-		result = append(result, found{name, facts[name]["version"], facts[name]["meta.description"]})
+		result = append(result, question.Found{Name: name, Version: facts[name]["version"], Description: facts[name]["meta.description"]})
 	}
-	return map[string]any{"packages": result, "more": more}, nil
+	return question.List{Packages: result, More: more}, nil
 }
 
 // facts returns what is known of packages, by name.

@@ -80,7 +80,7 @@ func (e *Executor) Answer(ctx context.Context, c call.Call) (call.Result, error)
 		}
 		c.Env = env
 	}
-	e.mark(filepath.Join(e.Folder, Key(c.Env, nameOf(c.Env)), UsedFile), c)
+	e.mark(filepath.Join(e.Folder, Key(c.Env, nameOf(c.Env)), order.UsedFile), c)
 	if e.Used != nil {
 		e.Used(c.Env)
 	}

@@ -77,7 +77,7 @@ func newRig(t *testing.T, build func(ctx context.Context, o order.Order, folder 
 func TestExecute_BuildsOnceAndRuns(t *testing.T) {
 	env := environment(t)
 	r := newRig(t, func(_ context.Context, o order.Order, folder string, _ func(int, int)) error {
-		return os.Symlink(env.OnDemand.Folder, filepath.Join(folder, ResultLink))
+		return os.Symlink(env.OnDemand.Folder, filepath.Join(folder, order.ResultLink))
 	})
 	for range 2 {
 		if _, err := r.Answer(t.Context(), call.Call{Env: env, Principal: "ada"}); err != nil {
@@ -94,7 +94,7 @@ func TestExecute_BuildsOnceAndRuns(t *testing.T) {
 	if len(r.next.got) != 2 || r.next.got[0].SessionExec == "" || r.next.got[0].Name != "python+pandas" {
 		t.Errorf("ran in %+v", r.next.got)
 	}
-	if text, err := os.ReadFile(filepath.Join(r.Folder, r.orders[0].Key, UsedFile)); string(text) != digest("ada")+"\n" {
+	if text, err := os.ReadFile(filepath.Join(r.Folder, r.orders[0].Key, order.UsedFile)); string(text) != digest("ada")+"\n" {
 		t.Errorf("its use is not noted: %q, %v", text, err)
 	}
 	// The control: another environment is nobody's business here.
@@ -161,7 +161,7 @@ func TestExecute_RefusesABrokenArtifact(t *testing.T) {
 	env := environment(t)
 	must.Do(t, os.Remove(filepath.Join(env.OnDemand.Folder, "bin", "session-run")))
 	r := newRig(t, func(_ context.Context, _ order.Order, folder string, _ func(int, int)) error {
-		return os.Symlink(env.OnDemand.Folder, filepath.Join(folder, ResultLink))
+		return os.Symlink(env.OnDemand.Folder, filepath.Join(folder, order.ResultLink))
 	})
 	_, err := r.Answer(t.Context(), call.Call{Env: env})
 	var failed *BuildError

@@ -14,22 +14,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
-)
-
-// The files in the folder of an environment with packages, which the builder makes. The folder is named by its
-// key, below [Options.Folder].
-const (
-	// RequestFile has a [Request].
-	RequestFile = "request.json"
-	// UsedFile has 16 hexadecimal digits that stand for the principal of the last call; its time
-	// is that of this call. The runtime writes it.
-	UsedFile = "used"
-	// ResultLink leads to the artifact; the builder makes it.
-	ResultLink = "result"
-	// BuildingFile exists while the builder is at it.
-	BuildingFile = "building"
-	// FailedFile says why there is no result: a line with the kind of failure, then the output of Nix.
-	FailedFile = "failed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 const (
@@ -113,7 +98,7 @@ func Remove(folder, key string) error {
 
 // ReadRequest reads the request with a key.
 func ReadRequest(folder, key string) (request Request, err error) {
-	path := filepath.Join(folder, key, RequestFile)
+	path := filepath.Join(folder, key, order.RequestFile)
 	data, err := bounded.ReadFile(path, maxRequest)
 	if err == nil {
 		err = json.Unmarshal(data, &request)
@@ -130,7 +115,7 @@ var ErrNotBuilt = errors.New("it is not built")
 // Read reads the environment that the builder made of a base and packages, from the folder of
 // all results. The error is [ErrNotBuilt] if it was not built.
 func Read(folder string, base registry.Environment, name Name) (registry.Environment, error) {
-	link := filepath.Join(folder, Key(base, name), ResultLink)
+	link := filepath.Join(folder, Key(base, name), order.ResultLink)
 	if _, err := os.Lstat(link); err != nil || folder == "" {
 		return registry.Environment{}, ErrNotBuilt
 	}

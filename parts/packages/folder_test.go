@@ -10,6 +10,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
 // built writes a request and the builder's result, and returns the folder of both.
@@ -18,8 +19,8 @@ func built(t *testing.T, folder string, base registry.Environment, name Name) st
 	at := filepath.Join(folder, Key(base, name))
 	must.Do(t, os.MkdirAll(at, 0o755))
 	request := must.Get(json.Marshal(Request{Base: name.Base, Recipe: recipe(base), Packages: name.Packages}))(t)
-	must.Do(t, os.WriteFile(filepath.Join(at, RequestFile), request, 0o644))
-	must.Do(t, os.Symlink(base.OnDemand.Folder, filepath.Join(at, ResultLink)))
+	must.Do(t, os.WriteFile(filepath.Join(at, order.RequestFile), request, 0o644))
+	must.Do(t, os.Symlink(base.OnDemand.Folder, filepath.Join(at, order.ResultLink)))
 	return at
 }
 
@@ -48,8 +49,8 @@ func TestBuilt(t *testing.T) {
 	}
 
 	// An artifact that Nix has collected as garbage is not usable.
-	must.Do(t, os.Remove(filepath.Join(at, ResultLink)))
-	must.Do(t, os.Symlink("/nowhere", filepath.Join(at, ResultLink)))
+	must.Do(t, os.Remove(filepath.Join(at, order.ResultLink)))
+	must.Do(t, os.Symlink("/nowhere", filepath.Join(at, order.ResultLink)))
 	if names := names(); len(names) > 0 {
 		t.Errorf("%q", names)
 	}

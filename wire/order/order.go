@@ -2,9 +2,9 @@
 // the builder reports until it is done.
 //
 // The builder listens at a Unix socket in a folder of the server's user. A connection is one order, a line of JSON,
-// which the builder answers with lines of JSON, each a [Report]; the last one has a result or a failure. Whoever
-// wants it no more closes the connection: an order that waits for its turn is withdrawn then, and one that is being
-// built is built to its end, for a later order.
+// which the builder answers with lines of JSON, each a [Report]; the last one has a result or a failure. A client that
+// no longer wants the result closes the connection: an order that waits for its turn is withdrawn then, and one that is
+// being built is built to its end, for a later order.
 package order
 
 import (
@@ -31,6 +31,22 @@ const (
 	connectPause   = 10 * time.Millisecond
 	// writeTimeout bounds the sending of an order, which the builder reads at once.
 	writeTimeout = 10 * time.Second
+)
+
+// The files in the folder of a result, which servers of the user share. The builder makes the folder, and all of these
+// but UsedFile.
+const (
+	// RequestFile has the order, as Nix reads it.
+	RequestFile = "request.json"
+	// BuildingFile exists while a builder is at it. FailedFile says why there is no result: a line with the kind of
+	// failure, then the output of Nix.
+	BuildingFile = "building"
+	FailedFile   = "failed"
+	// UsedFile has 16 hexadecimal digits that stand for the principal of the last call; its time is that of this
+	// call. The server writes it.
+	UsedFile = "used"
+	// ResultLink leads to the artifact.
+	ResultLink = "result"
 )
 
 // Kind is the kind of an order.

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/question"
 )
 
 const (
@@ -20,28 +22,9 @@ const (
 	maxAnswer = 4 << 20
 )
 
-// question is put to the server: one of these.
-type question struct {
-	// Add names packages, as attributes of the package set.
-	Add []string `json:"add,omitempty"`
-	// Search are words of the names of packages.
-	Search []string `json:"search,omitempty"`
-	// Facts names packages to describe.
-	Facts []string       `json:"facts,omitempty"`
-	Flake *flakeQuestion `json:"flake,omitempty"`
-}
-
-// flakeQuestion asks for a part of a flake of files.
-type flakeQuestion struct {
-	// Source is an archive in the workspace. Want is build, run or develop.
-	Source    string `json:"source"`
-	Attribute string `json:"attribute"`
-	Want      string `json:"want"`
-}
-
 // ask puts a question to the server.
-func ask(q question, result any) error {
-	text, err := json.Marshal(map[string]question{"nix": q})
+func ask(q question.Question, result any) error {
+	text, err := json.Marshal(map[string]question.Question{"nix": q})
 	if err != nil {
 		return err
 	}
@@ -84,13 +67,6 @@ func ask(q question, result any) error {
 	return json.Unmarshal(read.Result, result)
 }
 
-// found is a package of a search.
-type found struct {
-	Name        string `json:"name"`
-	Version     string `json:"version,omitempty"`
-	Description string `json:"description,omitempty"`
-}
-
 func search(args []string) error {
 	l, err := parse(args, globalFlags.with(flags{"--exclude": {values: 1}, "-e": {values: 1}}))
 	if err != nil {
@@ -110,16 +86,13 @@ func show(words []string, asJSON bool) error {
 	for i, word := range words {
 		words[i] = strings.Trim(word, "^$.*")
 	}
-	var answer struct {
-		Packages []found `json:"packages"`
-		More     int     `json:"more"`
-	}
-	if err := ask(question{Search: words}, &answer); err != nil {
+	var answer question.List
+	if err := ask(question.Question{Search: words}, &answer); err != nil {
 		return err
 	}
 	const set = "legacyPackages."
 	if asJSON {
-		all := map[string]found{}
+		all := map[string]question.Found{}
 		for _, one := range answer.Packages {
 			all[set+one.Name] = one
 		}
@@ -164,7 +137,7 @@ func eval(args []string) error {
 			continue
 		}
 		var facts map[string]map[string]string
-		if err := ask(question{Facts: []string{package_}}, &facts); err != nil {
+		if err := ask(question.Question{Facts: []string{package_}}, &facts); err != nil {
 			return err
 		}
 		key := fact

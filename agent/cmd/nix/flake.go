@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/question"
 )
 
 const (
@@ -34,7 +36,7 @@ func local(installable string) (folder, attribute string, is bool) {
 }
 
 // ofFlake has the server build a part of a flake of files.
-func ofFlake(folder, attribute, want string) ([]added, error) {
+func ofFlake(folder, attribute, want string) ([]question.Added, error) {
 	root, err := filepath.Abs(folder)
 	if err != nil {
 		return nil, err
@@ -57,9 +59,9 @@ func ofFlake(folder, attribute, want string) ([]added, error) {
 		return nil, err
 	}
 	var answer struct {
-		Packages []added `json:"packages"`
+		Packages []question.Added `json:"packages"`
 	}
-	err = ask(question{Flake: &flakeQuestion{archive.Name(), attribute, want}}, &answer)
+	err = ask(question.Question{Flake: &question.Flake{Source: archive.Name(), Attribute: attribute, Want: want}}, &answer)
 	if err == nil && len(answer.Packages) != 1 {
 		err = errors.New("the server built something else")
 	}

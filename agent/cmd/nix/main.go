@@ -25,6 +25,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/question"
 )
 
 // version is set when the program is linked.
@@ -214,15 +216,15 @@ const store = "/nix/store/"
 
 // add returns the packages of installables, which are in the sandbox then. Of a flake of files, it is built what is
 // wanted.
-func add(installables []string, want string) ([]added, error) {
+func add(installables []string, want string) ([]question.Added, error) {
 	var names []string
-	var all []added
+	var all []question.Added
 	for _, one := range installables {
 		if strings.HasPrefix(one, store) {
 			if _, err := os.Stat(one); err != nil {
 				return nil, fmt.Errorf("%s is not in this sandbox: name its package, as in nixpkgs#jq", one)
 			}
-			all = append(all, added{Name: one, Paths: []string{one}})
+			all = append(all, question.Added{Name: one, Paths: []string{one}})
 			continue
 		}
 		if folder, attribute, is := local(one); is {
@@ -241,9 +243,9 @@ func add(installables []string, want string) ([]added, error) {
 	}
 	if len(names) > 0 {
 		var answer struct {
-			Packages []added `json:"packages"`
+			Packages []question.Added `json:"packages"`
 		}
-		if err := ask(question{Add: names}, &answer); err != nil {
+		if err := ask(question.Question{Add: names}, &answer); err != nil {
 			return nil, err
 		}
 		all = append(all, answer.Packages...)
@@ -251,15 +253,8 @@ func add(installables []string, want string) ([]added, error) {
 	return all, nil
 }
 
-// added is a package in the sandbox.
-type added struct {
-	Name    string   `json:"name"`
-	Paths   []string `json:"paths"`   // of its outputs
-	Program string   `json:"program"` // the main one
-}
-
 // find puts the programs of packages before those of the PATH.
-func find(packages []added) {
+func find(packages []question.Added) {
 	var folders []string
 	for _, one := range packages {
 		for _, path := range one.Paths {
@@ -422,8 +417,8 @@ func install(args []string) error {
 			}
 		}
 	}
-	text, err := json.Marshal(append(slices.DeleteFunc(installed(), func(old added) bool {
-		return slices.ContainsFunc(packages, func(one added) bool { return one.Name == old.Name })
+	text, err := json.Marshal(append(slices.DeleteFunc(installed(), func(old question.Added) bool {
+		return slices.ContainsFunc(packages, func(one question.Added) bool { return one.Name == old.Name })
 	}), packages...))
 	if err != nil {
 		return err
@@ -432,7 +427,7 @@ func install(args []string) error {
 }
 
 // installed are the packages of the profile.
-func installed() (all []added) {
+func installed() (all []question.Added) {
 	text, err := os.ReadFile(profile + "/manifest.json")
 	if err != nil || json.Unmarshal(text, &all) != nil {
 		return nil
@@ -457,7 +452,7 @@ func remove(args []string) error {
 		if _, attribute, found := strings.Cut(word, "#"); found {
 			word = attribute
 		}
-		at := slices.IndexFunc(left, func(one added) bool { return one.Name == word })
+		at := slices.IndexFunc(left, func(one question.Added) bool { return one.Name == word })
 		if at < 0 {
 			return fmt.Errorf("the profile has no %s: see nix profile list", word)
 		}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/question"
 )
 
 // plain reports whether a text is the name of a package, and no expression.
@@ -84,7 +86,7 @@ func scriptLines(path string) (args []string) {
 }
 
 // importable lets Python find the modules of packages and their dependencies, as nix-shell's hooks do.
-func importable(packages []added) {
+func importable(packages []question.Added) {
 	var folders, paths []string
 	for _, one := range packages {
 		paths = append(paths, one.Paths...)

@@ -67,7 +67,7 @@ func run() error {
 	var running sync.WaitGroup
 	running.Go(func() { environments.Run(ctx) })
 	orders := builder.New(nix, filepath.Join(*cache, "packages"), environments.Again)
-	orders.Evaluate(project, *folder)
+	orders.AllowFlakes(project, *folder)
 	err = orders.Serve(ctx, listener)
 	running.Wait()
 	return err
