@@ -42,29 +42,23 @@ func (v *Visits) shell(r frame.Request, s *visit, spec interpreter.Spec) (*os.Fi
 	if len(r.Code) > maxText {
 		return nil, nil, fmt.Errorf("the command has %d bytes, and may have %d: write it to a file, and run that", len(r.Code), maxText)
 	}
-	var files [4]*os.File // of the program
-	var ends [3]*os.File  // of the agent
-	var errs [4]error
-	files[0], ends[0], errs[0] = os.Pipe()
-	ends[1], files[1], errs[1] = os.Pipe()
-	ends[2], files[2], errs[2] = os.Pipe()
 	start := shellStart
 	if r.Program.Dir != "" {
 		start += "cd -- '" + strings.ReplaceAll(r.Program.Dir, "'", `'\''`) + "' || exit\n"
 	}
-	files[3], errs[3] = interpreter.Memory("start", start)
-	err := errors.Join(errs[:]...)
+	files, ends, err := pipes()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer closeAll(files[:])
+	commands, err := interpreter.Memory("start", start)
 	var p *process.Process
 	if err == nil {
-		p, err = v.start(r, spec, files[:])
-	}
-	for _, file := range files {
-		file.Close()
+		defer commands.Close()
+		p, err = v.start(r, spec, append(files[:], commands))
 	}
 	if err != nil {
-		for _, end := range ends {
-			end.Close()
-		}
+		closeAll(ends[:])
 		return nil, nil, err
 	}
 	v.mu.Lock()
@@ -72,8 +66,36 @@ func (v *Visits) shell(r frame.Request, s *visit, spec interpreter.Spec) (*os.Fi
 	v.mu.Unlock()
 	return nil, func() int {
 		defer keepState(p.Pid)
-		return v.followShell(r.ID, s, p, ends)
+		v.follow(r.ID, s, ends, p.Done(), func() {
+			p.Signal(unix.SIGHUP)
+			select {
+			case <-p.Done():
+			case <-time.After(hangupTime):
+				p.Signal(unix.SIGKILL)
+			}
+		})
+		return p.ExitCode()
 	}, nil
+}
+
+// pipes makes the input and the outputs of a program, and the agent's ends of them.
+func pipes() (files, ends [3]*os.File, err error) {
+	var errs [3]error
+	files[0], ends[0], errs[0] = os.Pipe()
+	ends[1], files[1], errs[1] = os.Pipe()
+	ends[2], files[2], errs[2] = os.Pipe()
+	if err = errors.Join(errs[:]...); err != nil {
+		closeAll(files[:])
+		closeAll(ends[:])
+	}
+	return files, ends, err
+}
+
+// closeAll closes files, of which some may be nil.
+func closeAll(files []*os.File) {
+	for _, file := range files {
+		file.Close()
+	}
 }
 
 // start starts the shell in a directory that is there.
@@ -95,9 +117,9 @@ func (v *Visits) start(r frame.Request, spec interpreter.Spec, files []*os.File)
 	return v.table.Start(process.Command{Path: path, Args: args, Env: env, Dir: dir, Files: files})
 }
 
-// followShell carries the streams of a shell until it ends. Programs that it leaves behind may have
-// its pipes open, and go on.
-func (v *Visits) followShell(id uint64, s *visit, p *process.Process, ends [3]*os.File) int {
+// follow carries the streams of a program until it has ended. If the other end goes before, it calls hangUp, which ends
+// the program. Programs that it leaves behind may have its pipes open, and go on.
+func (v *Visits) follow(id uint64, s *visit, ends [3]*os.File, ended <-chan struct{}, hangUp func()) {
 	var shown sync.WaitGroup
 	for i, name := range []string{frame.Stdout, frame.Stderr} {
 		shown.Go(func() { v.copy(id, s, ends[i+1], name) })
@@ -112,27 +134,13 @@ func (v *Visits) followShell(id uint64, s *visit, p *process.Process, ends [3]*o
 		close(all)
 	}()
 	select {
-	case <-p.Done():
-		quiet := time.NewTimer(lastOutput)
-		defer quiet.Stop()
-		select {
-		case <-all:
-		case <-s.closed:
-		case <-quiet.C:
-		}
+	case <-ended:
+		s.awaitOutput(all, ends[1:]...)
 	case <-s.closed:
-		p.Signal(unix.SIGHUP)
-		select {
-		case <-p.Done():
-		case <-time.After(hangupTime):
-			p.Signal(unix.SIGKILL)
-			<-p.Done()
-		}
+		hangUp()
+		<-ended
 	}
-	for _, end := range ends {
-		end.Close()
-	}
-	return p.ExitCode()
+	closeAll(ends[:])
 }
 
 // keepState puts what a shell left in place, for the next one.

@@ -1,10 +1,12 @@
 package interactive
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/creack/pty"
@@ -16,9 +18,10 @@ import (
 )
 
 const (
-	// lastOutput bounds the wait for the output of a program that has ended: others may have its
-	// terminal open.
+	// lastOutput is how long others that have the output of a program open may add to it when that has ended.
 	lastOutput = 200 * time.Millisecond
+	// maxDrained bounds what is read after that, in bytes: as much as a pipe has at most (pipe(7)).
+	maxDrained = 1 << 20
 	// hangupTime is how long a program may go on after its terminal has gone.
 	hangupTime = time.Second
 	// maxSignal is more than the number of any signal.
@@ -57,6 +60,8 @@ type visit struct {
 	wake, credit chan struct{} // more of waiting, and of granted
 	closed       chan struct{}
 	once         sync.Once
+	over         chan struct{} // closed some time after the program has ended
+	drained      atomic.Int64  // bytes of output since then
 
 	out    sync.Mutex // orders what is sent
 	isOver bool       // the other end has been told of the end, and takes no more
@@ -64,6 +69,7 @@ type visit struct {
 	// mu of Visits guards these.
 	file    *os.File
 	process *process.Process // of a shell that runs a text
+	signals chan os.Signal   // to code
 	waiting []byte           // input that the program has not taken
 	ended   bool             // no more input comes
 	window  int              // how much input may still come
@@ -100,7 +106,7 @@ func (v *Visits) Request(r frame.Request) error {
 		if s != nil || len(v.open) >= frame.MaxStreams || r.Terminal == nil && r.Port == 0 && r.Program == nil {
 			return fmt.Errorf("stream %d cannot be opened beside %d others", r.ID, len(v.open))
 		}
-		s = &visit{wake: make(chan struct{}, 1), credit: make(chan struct{}, 1), closed: make(chan struct{}), window: frame.Window, granted: frame.Window}
+		s = &visit{wake: make(chan struct{}, 1), credit: make(chan struct{}, 1), closed: make(chan struct{}), over: make(chan struct{}), window: frame.Window, granted: frame.Window}
 		v.open[r.ID] = s
 		go v.run(r, s, v.spec)
 		return nil
@@ -125,8 +131,15 @@ func (v *Visits) Request(r frame.Request) error {
 			_ = resize(s.file, *r.Terminal)
 		}
 	case frame.Signal:
-		if s.process != nil && r.Length > 0 && r.Length < maxSignal {
+		if r.Length <= 0 || r.Length >= maxSignal {
+			return nil
+		}
+		if s.process != nil {
 			s.process.Signal(unix.Signal(r.Length))
+		}
+		select {
+		case s.signals <- unix.Signal(r.Length):
+		default: // it is no code, or an earlier one has not been passed on yet
 		}
 	case frame.Close:
 		s.end()
@@ -150,6 +163,8 @@ func (v *Visits) run(r frame.Request, s *visit, spec interpreter.Spec) {
 	switch {
 	case r.Terminal != nil:
 		begin = v.terminal
+	case r.Program != nil && r.Program.Interpreter:
+		begin = v.code
 	case r.Program != nil:
 		begin = v.shell
 	}
@@ -166,7 +181,7 @@ func (v *Visits) run(r frame.Request, s *visit, spec interpreter.Spec) {
 		last.Message = err.Error()
 	}
 	v.mu.Lock()
-	s.file, s.process = nil, nil
+	s.file, s.process, s.signals = nil, nil, nil
 	delete(v.open, r.ID)
 	v.mu.Unlock()
 	_ = v.send(s, last)
@@ -222,11 +237,7 @@ func (v *Visits) terminal(r frame.Request, s *visit, spec interpreter.Spec) (*os
 		go v.feed(r.ID, s, master)
 		select {
 		case <-p.Done():
-			select {
-			case <-shown:
-			case <-s.closed:
-			case <-time.After(lastOutput):
-			}
+			s.awaitOutput(shown, master)
 		case <-s.closed:
 			master.Close() // SIGHUP
 			select {
@@ -270,9 +281,53 @@ func (v *Visits) feed(id uint64, s *visit, to io.Writer) {
 	}
 }
 
+// awaitOutput returns when all that a program wrote before its end has been sent, or the other end has gone. Others may
+// have the files open and go on: they have a moment, and then what is in the files is the last of it.
+func (s *visit) awaitOutput(all <-chan struct{}, files ...*os.File) {
+	select {
+	case <-all:
+		return
+	case <-s.closed:
+		return
+	case <-time.After(lastOutput):
+	}
+	close(s.over)
+	for _, file := range files {
+		if file.SetReadDeadline(time.Now()) != nil {
+			file.Close()
+		}
+	}
+	select {
+	case <-all:
+	case <-s.closed:
+	}
+}
+
+// read reads output, and after that of a program that has ended io.EOF.
+func (s *visit) read(from *os.File, p []byte) (n int, err error) {
+	select {
+	case <-s.over:
+	default:
+		if n, err = from.Read(p); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+	}
+	if s.drained.Load() < maxDrained {
+		err = control(from, func(fd int) (err error) {
+			n, err = unix.Read(fd, p)
+			return err
+		})
+	}
+	if err != nil || n <= 0 {
+		return 0, io.EOF
+	}
+	s.drained.Add(int64(n))
+	return n, nil
+}
+
 // copy sends what comes from a file, as far as the other end takes it. Several may send for one
 // stream, under the names of theirs.
-func (v *Visits) copy(id uint64, s *visit, from io.Reader, name string) {
+func (v *Visits) copy(id uint64, s *visit, from *os.File, name string) {
 	buffer := make([]byte, frame.StreamPart)
 	for {
 		v.mu.Lock()
@@ -290,7 +345,7 @@ func (v *Visits) copy(id uint64, s *visit, from io.Reader, name string) {
 			}
 		}
 		// A read fails with EIO once no process has a terminal open.
-		n, err := from.Read(buffer[:room])
+		n, err := s.read(from, buffer[:room])
 		v.mu.Lock()
 		if s.granted += room - n; s.granted > 0 {
 			signal(s.credit)

@@ -50,6 +50,8 @@ type Spec struct {
 	// code at once, so Limiter is the command line that starts it under these limits.
 	Limits  []limitkeeper.Rlimit
 	Limiter []string
+	// Beside says that killing the interpreter leaves other programs alone.
+	Beside bool
 	// StartFactor multiplies the time that an interpreter may take to load; 0 is 1.
 	StartFactor int
 }
@@ -107,7 +109,7 @@ func runProgram(table *process.Table, s *Spec, path string, arguments []string, 
 		path, arguments = s.Limiter[0], slices.Concat(s.Limiter, arguments)
 	}
 	return table.Start(process.Command{
-		Path: path, Args: arguments, Env: s.Env, Dir: s.Root,
+		Path: path, Args: arguments, Env: s.Env, Dir: s.Root, Beside: s.Beside,
 		Files: []*os.File{stdin, s.Stdout, s.Stderr},
 	})
 }
@@ -232,7 +234,7 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	files[d.Control], files[d.Control+1], files[d.Control+2] = theirs, i.code, i.state
 	i.Process, err = table.Start(process.Command{
 		Path: path, Args: slices.Concat(s.Command, d.Arguments, []string{d.Program}),
-		Env: s.Env, Dir: s.Root, Files: files,
+		Env: s.Env, Dir: s.Root, Files: files, Beside: s.Beside,
 	})
 	if err != nil {
 		return nil, err

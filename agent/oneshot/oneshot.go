@@ -44,13 +44,10 @@ func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, 
 		if spec.Stdout, spec.Stderr, finish, err = pipes(spec.Stdout, spec.Stderr); err != nil {
 			return 0, err
 		}
-		status, err := run(ctx, table, spec, in, signals)
+		status, err := Code(ctx, table, spec, in, signals)
+		table.KillAll()
 		if unwritten := finish(); err == nil {
 			err = unwritten
-		}
-		var signal ended
-		if errors.As(err, &signal) {
-			return 128 + int(signal), nil
 		}
 		return status, err
 	})
@@ -85,6 +82,16 @@ func UnderLimits(ctx context.Context, table *process.Table, keeper *limitkeeper.
 	return status, err
 }
 
+// Code is Run without limits, and beside other processes of the table.
+func Code(ctx context.Context, table *process.Table, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
+	status, err := run(ctx, table, spec, in, signals)
+	var signal ended
+	if errors.As(err, &signal) {
+		return 128 + int(signal), nil
+	}
+	return status, err
+}
+
 func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
 	var err error
 	if spec.Null == nil {
@@ -93,7 +100,6 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 		}
 		defer spec.Null.Close()
 	}
-	defer table.KillAll()
 	try := attempt.Attempt{Grace: grace, Signals: signals}
 	// The interpreter loads while the code is still being read.
 	loaded := make(chan error, 1)

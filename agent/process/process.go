@@ -98,12 +98,15 @@ type Command struct {
 	Files []*os.File
 	// Terminal makes descriptor 0 the controlling terminal.
 	Terminal bool
+	// Beside says that other programs go on when the process is killed: Kill ends its group alone.
+	Beside bool
 }
 
 // Process is a process that was started. It leads a session and a process group of its
 // own, so that a signal reaches its descendants unless they have left the group.
 type Process struct {
 	Pid    int
+	beside bool
 	table  *Table
 	done   chan struct{}
 	status unix.WaitStatus
@@ -141,7 +144,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.Path, err)
 	}
-	p := &Process{Pid: pid, table: t, done: make(chan struct{})}
+	p := &Process{Pid: pid, beside: c.Beside, table: t, done: make(chan struct{})}
 	t.live[pid] = p
 	if t.joins != nil {
 		if err := t.joins(pid); err != nil {
@@ -182,10 +185,12 @@ func (p *Process) signal(to int, sig unix.Signal) {
 
 // Kill sends SIGKILL to the process and to everything that may belong to it. If this
 // process is the init of its namespace, that is every other process, because some may have
-// left the group by setsid. Otherwise it is the group.
+// left the group by setsid. Otherwise, and for a process beside others, it is the group.
 func (p *Process) Kill() {
 	p.Signal(unix.SIGKILL)
-	p.table.KillAll()
+	if !p.beside {
+		p.table.KillAll()
+	}
 }
 
 // endTimeout is how long a process may take to be gone after SIGKILL.

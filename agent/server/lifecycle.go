@@ -63,7 +63,7 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 		}
 		if c := e.takeCrossing(); c != nil {
 			err = errors.New(c.String())
-			if !e.held {
+			if e.isTooSmall() {
 				e.stop(tooSmall(*c))
 				return err
 			}
@@ -102,7 +102,7 @@ func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) er
 	held := e.held
 	if c := e.takeCrossing(); c != nil {
 		err = errors.New(c.String())
-		if !held {
+		if e.isTooSmall() {
 			return tooSmall(*c)
 		}
 	}

@@ -34,6 +34,13 @@ func (e *executor) takeCrossing() *limitkeeper.Crossing {
 	return c
 }
 
+// isTooSmall reports whether the interpreter alone has crossed a limit: nothing else has run.
+func (e *executor) isTooSmall() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return !e.held && !e.beside
+}
+
 // tooSmall is the reason to end a sandbox if its interpreter crosses a limit before it runs
 // code: the next interpreter would do so again.
 func tooSmall(c limitkeeper.Crossing) error {
@@ -51,5 +58,11 @@ func (e *executor) busy(c *call, busy bool) {
 	if busy && e.phase == absent {
 		e.crossing.Store(nil) // it ended no call
 	}
-	e.keeper.Busy(busy)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if busy {
+		e.work(1)
+	} else {
+		e.work(-1)
+	}
 }

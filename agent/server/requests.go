@@ -90,7 +90,7 @@ func (s *Server) request(req frame.Request) error {
 		}
 		refusal = err
 	case frame.Open, frame.Input, frame.Resize, frame.Signal, frame.Credit, frame.Close, frame.Look, frame.Examine:
-		return s.beside(req)
+		return s.answerBeside(req)
 	default:
 		refusal = fmt.Errorf("unknown request %q", req.Type)
 	}

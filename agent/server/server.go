@@ -60,6 +60,11 @@ type Server struct {
 	mu    sync.Mutex
 	calls map[uint64]*call // waiting or running
 	code  int              // bytes of waiting code
+	// working counts calls and programs that run. programs are those beside calls, by the id of their streams, and
+	// beside says that there was one.
+	working  int
+	programs map[uint64]struct{}
+	beside   bool
 }
 
 // Serve answers requests until the stream ends or ctx is done, and then ends the
@@ -77,6 +82,8 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		stop:   stop,
 		keeper: cfg.Keeper,
 		calls:  map[uint64]*call{},
+
+		programs: map[uint64]struct{}{},
 	}
 	s.pings.answer = s.pong
 	s.visits = interactive.NewVisits(table, cfg.Spec, s.visited)

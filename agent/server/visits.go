@@ -13,7 +13,7 @@ const (
 )
 
 // beside answers requests about the sandbox rather than its calls.
-func (s *Server) beside(req frame.Request) error {
+func (s *Server) answerBeside(req frame.Request) error {
 	switch req.Type {
 	case frame.Look:
 		go func() { // other requests do not wait for it
@@ -35,9 +35,12 @@ func (s *Server) beside(req frame.Request) error {
 	}
 	if req.Type == frame.Open && req.Port == 0 {
 		s.asking.Begin(req.ID)
+		if req.Program != nil {
+			s.beginProgram(req.ID)
+		}
 	}
 	if err := s.visits.Request(req); err != nil {
-		s.asking.End(req.ID)
+		s.endStream(req.ID)
 		return s.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: err.Error()})
 	}
 	return nil
@@ -47,10 +50,39 @@ func (s *Server) beside(req frame.Request) error {
 func (s *Server) visited(replies ...any) error {
 	for _, one := range replies {
 		if reply, is := one.(frame.Reply); is && reply.Type == frame.Closed {
-			s.asking.End(reply.ID)
+			s.endStream(reply.ID)
 		}
 	}
 	return s.out.Write(replies...)
+}
+
+// beginProgram notes that a program begins beside the calls.
+func (s *Server) beginProgram(id uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, twice := s.programs[id]; !twice {
+		s.programs[id], s.beside = struct{}{}, true
+		s.work(1)
+	}
+}
+
+// endStream notes the end of a stream.
+func (s *Server) endStream(id uint64) {
+	s.asking.End(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, is := s.programs[id]; is {
+		delete(s.programs, id)
+		s.work(-1)
+	}
+}
+
+// work notes how many calls and programs more run. The caller has the lock.
+func (s *Server) work(more int) {
+	s.working += more
+	if s.keeper != nil {
+		s.keeper.Busy(s.working > 0)
+	}
 }
 
 // look names the files that have changed since the last look.

@@ -222,3 +222,58 @@ func TestVisits_AreBounded(t *testing.T) {
 		t.Errorf("%d were opened", opened)
 	}
 }
+
+// What a program wrote before its end arrives, however late that is read, and no more than that: a program that it
+// leaves behind may write for ever.
+func TestVisits_OutputOutlastsItsProgram(t *testing.T) {
+	const late = frame.Window + 30_000 // the rest of the window and most of a pipe are left
+	for name, program := range map[string]frame.Program{"shell": {}, "code": {Interpreter: true}} {
+		t.Run(name, func(t *testing.T) {
+			a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
+			a.Send(frame.Request{Type: frame.Open, ID: 2, Program: &program, Code: fmt.Sprintf("head -c %d /dev/zero; touch ended; (trap '' HUP; while sleep 0.01; do echo; done) &", late)})
+			// A part of the window is for the other output.
+			first, _ := receive(t, a, func(text string, _ frame.Reply) bool { return len(text) >= frame.Window-frame.StreamPart })
+			patience.Until(t, "it has ended", func() bool {
+				_, err := os.Stat(filepath.Join(a.Root, "ended"))
+				return err == nil
+			})
+			time.Sleep(time.Second) // longer than those who have its pipe may add to it
+			a.Send(frame.Request{Type: frame.Credit, ID: 2, Length: frame.Window})
+			rest, _ := receive(t, a, isType(frame.Closed))
+			if got := strings.Count(first+rest, "\x00"); got != late {
+				t.Errorf("%d bytes came, of %d", got, late)
+			}
+		})
+	}
+}
+
+// Code runs as a call without a session does, with its own streams, and beside calls.
+func TestVisits_RunCode(t *testing.T) {
+	a := agenttest.Start(t, "python")
+	if answer := a.Run("x = 1"); answer.ExitCode != 0 {
+		t.Fatalf("%+v", answer)
+	}
+	open := func(code string) {
+		a.Send(frame.Request{Type: frame.Open, ID: 2, Program: &frame.Program{Interpreter: true}, Code: code})
+	}
+	open("import sys\nprint(sys.stdin.read().upper())\nprint('x' in globals(), file=sys.stderr)\n6 * 7")
+	receive(t, a, isType(frame.Opened))
+	a.Send(frame.Request{Type: frame.Input, ID: 2, Contents: []byte("words")})
+	a.Send(frame.Request{Type: frame.Input, ID: 2})
+	if text, last := receive(t, a, isType(frame.Closed)); text != "WORDS\n42\nFalse\n" && text != "WORDS\nFalse\n42\n" && text != "False\nWORDS\n42\n" || last.ExitCode != 0 {
+		t.Errorf("%q %+v", text, last)
+	}
+	open("import time\ntry:\n  print('begun', flush=True)\n  time.sleep(1000)\nexcept KeyboardInterrupt:\n  print('ended')\n  exit(3)")
+	receive(t, a, func(text string, _ frame.Reply) bool { return strings.Contains(text, "begun") })
+	a.Send(frame.Request{Type: frame.Signal, ID: 2, Length: 2})
+	if text, last := receive(t, a, isType(frame.Closed)); text != "ended\n" || last.ExitCode != 3 {
+		t.Errorf("%q %+v", text, last)
+	}
+	open("import time\nprint('begun', flush=True)\nwhile True:\n  try: time.sleep(1000)\n  except KeyboardInterrupt: pass")
+	receive(t, a, func(text string, _ frame.Reply) bool { return strings.Contains(text, "begun") })
+	a.Send(frame.Request{Type: frame.Close, ID: 2})
+	receive(t, a, isType(frame.Closed))
+	if answer := a.Run("print(x)"); answer.Stdout != "1\n" {
+		t.Errorf("the session has %+v", answer)
+	}
+}

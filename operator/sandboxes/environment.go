@@ -26,6 +26,7 @@ import (
 // chosen is an environment that the user named, with the folders and variables of its sandbox.
 type chosen struct {
 	registry.Environment
+	settings  config.Config
 	host      sandbox.HostFolders
 	inherited map[string]string
 }
@@ -62,7 +63,7 @@ func choose(log io.Writer, name, project string) (chosen, error) {
 	if dir := os.Getenv("PROJECT_DIR"); dir != "" && project == "" && settings.ProjectDir != "" {
 		fmt.Fprintf(log, "%s: the code sees %s at %s, because PROJECT_DIR names it\n", cli.Program, settings.ProjectDir, settings.ProjectMount)
 	}
-	return chosen{Environment: env, inherited: config.Inherited(slices.Concat(set.Project.Inherit, env.Inherit)...), host: settings.HostFolders()}, nil
+	return chosen{Environment: env, settings: settings, inherited: config.Inherited(slices.Concat(set.Project.Inherit, env.Inherit)...), host: settings.HostFolders()}, nil
 }
 
 // unusable returns an error with the reason why an environment cannot be used.
@@ -89,22 +90,28 @@ func (c chosen) spec() (interactive.Spec, error) {
 		}
 	}
 	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.host.Environ()...), Reports: c.Reports}
-	// A user's program stays in the group of its terminal.
-	tree, err := cgroup.Find(context.Background(), cgroup.System)
-	var unavailable *cgroup.Unavailable
-	switch {
-	case err == nil:
-		spec.Groups = tree
+	var err error
+	if spec.Groups, err = c.groups(); err != nil {
+		return spec, err
+	}
+	if spec.Groups != nil {
 		spec.Limits = cgroup.Limits{Memory: c.MemoryMB << 20, Tasks: int(c.PIDs), CPUs: c.CPUs}
 		spec.Limits = spec.Limits.With(cgroup.Limits{Memory: c.OverheadMB << 20, Tasks: int(c.OverheadPIDs)})
 		if c.Network != nil {
 			spec.Limits = spec.Limits.WithNetwork()
 		}
-	case !errors.As(err, &unavailable):
-		return interactive.Spec{}, err
 	}
-	// Without control groups the agent's limit keeper alone enforces the limits.
 	return spec, nil
+}
+
+// groups returns what makes the control group of a sandbox; nil if there are none, so that the agent's limit keeper
+// alone enforces the limits. A user's program stays in the group of its terminal.
+func (c chosen) groups() (*cgroup.Tree, error) {
+	tree, err := cgroup.Find(context.Background(), cgroup.System)
+	if errors.As(err, new(*cgroup.Unavailable)) {
+		return nil, nil
+	}
+	return tree, err
 }
 
 // completeEnvironment completes the first argument with the environments that are ready, and

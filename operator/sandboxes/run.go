@@ -1,13 +1,12 @@
 package sandboxes
 
 import (
-	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -15,20 +14,17 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/terminal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/outputs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // endCodeWithin is the time for code to end after an interrupt: the agent's grace period of 2 s,
 // and 1 s for the result to arrive.
 const endCodeWithin = 3 * time.Second
 
-// chunk is the size of a read from standard input, in bytes.
-const chunk = 32 << 10
+// maxCode is the longest code, in bytes: a character takes up to six in a frame.
+const maxCode = 11 << 20
 
 // maxSeconds bounds --timeout, in seconds: a year.
 const maxSeconds = 365 * 24 * 3600
@@ -37,6 +33,7 @@ type runOptions struct {
 	code    string
 	hasCode bool
 	project string
+	outputs string
 	seconds float64
 }
 
@@ -51,7 +48,11 @@ func Run(std cli.Streams) *cobra.Command {
 The code comes from FILE, from -c, or from standard input. In the first two
 cases the code can read standard input, unless that is a terminal. The output
 appears as the code writes it and is not bounded. The exit status is the code's.
-Ctrl-C interrupts the code, and a second Ctrl-C ends the sandbox.`,
+Ctrl-C interrupts the code, and a second Ctrl-C ends the sandbox.
+
+Files end with the sandbox, but those in /workspace/outputs are copied to the folder
+of --outputs, or else to that of NIX_SANDBOX_OUTPUTS. What the model would read of
+them is written to standard error.`,
 		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveDefault),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.hasCode = cmd.Flags().Changed("code")
@@ -60,6 +61,7 @@ Ctrl-C interrupts the code, and a second Ctrl-C ends the sandbox.`,
 	}
 	cmd.Flags().StringVarP(&o.code, "code", "c", "", "run `CODE`")
 	cli.ProjectFlag(cmd, &o.project, "show the folder `DIR` to the code, read-only")
+	cmd.Flags().StringVar(&o.outputs, "outputs", "", "copy what the code leaves in /workspace/outputs to the folder `DIR`")
 	cmd.Flags().Float64Var(&o.seconds, "timeout", 0, "stop the code after `SECONDS`; 0 is the environment's time limit")
 	return cmd
 }
@@ -79,11 +81,7 @@ func runCode(o runOptions, streams cli.Streams, args []string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	spec, err := env.spec()
-	if err != nil {
-		return 0, err
-	}
-	code, fromStdin := []byte(o.code), false
+	code, fromStdin := o.code, false
 	if !o.hasCode {
 		name := "-"
 		if len(args) == 2 {
@@ -97,80 +95,72 @@ func runCode(o runOptions, streams cli.Streams, args []string) (int, error) {
 			return 0, err
 		}
 	}
-	if len(code) > interactive.MaxCode {
-		return 0, fmt.Errorf("the code is longer than %d MiB", interactive.MaxCode>>20)
+	if len(code) > maxCode {
+		return 0, fmt.Errorf("the code is longer than %d MiB", maxCode>>20)
 	}
 	limit := env.Timeout
 	if o.seconds > 0 {
 		limit = time.Duration(o.seconds * float64(time.Second))
 	}
-	spec.First = frame.Request{Type: frame.Execute, Contents: code, Env: env.inherited}
-	stderr := &opening{Writer: terminal.Visible(streams.Err)}
-	spec.Stdout, spec.Stderr = terminal.Visible(streams.Out), stderr
-
+	kept, err := o.folder(env)
+	if err != nil {
+		return 0, err
+	}
+	stdout, stderr := terminal.Visible(streams.Out), terminal.Visible(streams.Err)
 	signals := make(chan os.Signal, 4)
 	// If the reader of our output is gone, the next write fails and closes the code's own pipe.
 	// The signal must not end this program before that.
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(signals)
-	p, err := interactive.Start(spec)
+	p, err := start(env, code, stdout, stderr, signals)
 	if err != nil {
 		return 0, err
 	}
+	defer p.close()
 	if fromStdin || terminal.Is(streams.In) {
-		go func() { _ = p.CloseInput() }()
+		_ = p.stream.CloseWrite()
 	} else {
-		go feed(p, streams.In) // a read of standard input may last as long as the process
+		go p.feed(streams.In) // a read of standard input may last as long as the process
 	}
 	status, err := await(p, limit, signals)
-	terminal.Reset(spec.Stdout)
-	terminal.Reset(stderr.Writer)
-	if err == nil && status == command.Failed && stderr.isOfBubblewrap() {
-		err = env.unstarted()
+	terminal.Reset(stdout)
+	terminal.Reset(stderr)
+	for _, line := range p.left(kept) {
+		fmt.Fprintln(stderr, line)
 	}
 	return status, err
 }
 
-// opening is a writer that notes how what is written to it begins.
-type opening struct {
-	io.Writer
-	head []byte
-}
-
-func (o *opening) Write(p []byte) (int, error) {
-	o.head = append(o.head, p[:min(len(p), len(bubblewrap)-len(o.head))]...)
-	return o.Writer.Write(p)
-}
-
-// bubblewrap begins what bubblewrap prints if it cannot make a sandbox. Code may print it too.
-const bubblewrap = "bwrap: "
-
-func (o *opening) isOfBubblewrap() bool { return string(o.head) == bubblewrap }
-
-// unstarted says what sandboxes lack here; nil if they lack no needed thing.
-func (c chosen) unstarted() error {
-	for _, f := range machine.Check(context.Background(), []registry.Environment{c.Environment}) {
-		if f.Needed && !f.OK {
-			return command.End(command.NoSandbox, "the sandbox did not start: "+f.Found, cmp.Or(f.Fix, "see "+cli.Program+" doctor"))
+// folder opens the folder for outputs; nil if there is none.
+func (o *runOptions) folder(env chosen) (*outputs.Folder, error) {
+	name := env.settings.Outputs
+	if o.outputs != "" {
+		var err error
+		if name, err = filepath.Abs(o.outputs); err == nil {
+			err = os.MkdirAll(name, 0o755)
+		}
+		if err != nil {
+			return nil, command.Misuse(fmt.Sprintf("--outputs: %v", err), "name a folder that this user can write to")
 		}
 	}
-	return nil
+	if name == "" {
+		return nil, nil
+	}
+	return outputs.Open(name, outputs.DefaultLimits, slog.New(slog.DiscardHandler))
 }
 
 // await waits for the end of a program, and ends it at its time limit or after a signal. If the
 // user's interrupt does not end the code, the status is that of the interrupt, no matter whether
 // the agent's grace period or a second interrupt ends the sandbox.
-func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
-	// The time limit is that of the code.
-	begun, over := p.Begun(), time.NewTimer(limit)
-	over.Stop()
+func await(p *program, limit time.Duration, signals <-chan os.Signal) (int, error) {
+	over := time.NewTimer(limit)
 	defer over.Stop()
 	var kill <-chan time.Time
 	timedOut, interrupted := false, false
 	for {
 		select {
-		case <-p.Ended():
-			status, err := p.Wait()
+		case <-p.ended:
+			status, err := p.wait()
 			if interrupted && status == 128+int(syscall.SIGKILL) {
 				status = 128 + int(syscall.SIGINT)
 			}
@@ -178,24 +168,21 @@ func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal
 				err = command.End(command.TooLong, fmt.Sprintf("the code was stopped: it ran longer than %v s", limit.Seconds()), "give it more with --timeout SECONDS")
 			}
 			return status, err
-		case <-begun:
-			over.Reset(limit)
-			begun = nil
 		case <-over.C:
 			timedOut = true
-			p.Interrupt()
+			_ = p.stream.Signal(int(syscall.SIGINT))
 			kill = time.After(endCodeWithin)
 		case <-kill:
-			p.Kill()
+			p.kill()
 		case sig := <-signals:
 			switch {
 			case sig == syscall.SIGPIPE:
 			case sig == syscall.SIGINT && kill == nil:
-				p.Interrupt()
+				_ = p.stream.Signal(int(syscall.SIGINT))
 				interrupted, kill = true, time.After(endCodeWithin)
 			default:
-				p.Kill()
-				_, err := p.Wait()
+				p.kill()
+				_, err := p.wait()
 				return 128 + int(sig.(syscall.Signal)), err
 			}
 		}
@@ -203,40 +190,23 @@ func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal
 }
 
 // readCode reads the file of this name, or in if the name is "-".
-func readCode(name string, in io.Reader) ([]byte, error) {
+func readCode(name string, in io.Reader) (string, error) {
 	if name != "-" {
 		file, err := os.Open(name)
 		if err != nil {
-			return nil, unreadable(err)
+			return "", unreadable(err)
 		}
 		defer file.Close()
 		in = file
 	}
-	code, err := io.ReadAll(io.LimitReader(in, interactive.MaxCode+1))
+	code, err := io.ReadAll(io.LimitReader(in, maxCode+1))
 	if err != nil {
-		return nil, unreadable(err)
+		return "", unreadable(err)
 	}
-	return code, nil
+	return string(code), nil
 }
 
 // unreadable returns the error for code that cannot be read.
 func unreadable(err error) error {
 	return &config.Error{Problem: fmt.Sprintf("the code cannot be read: %v", err), Hint: "name a file with code, pass the code with -c CODE, or pipe it in"}
-}
-
-// feed copies in to the program's standard input until either ends.
-func feed(p *interactive.Program, in io.Reader) {
-	buf := make([]byte, chunk)
-	for {
-		n, err := in.Read(buf)
-		if p.Type(buf[:n]) != nil {
-			return
-		}
-		if errors.Is(err, io.EOF) {
-			_ = p.CloseInput()
-		}
-		if err != nil {
-			return
-		}
-	}
 }

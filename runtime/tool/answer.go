@@ -301,6 +301,11 @@ func (a answer) remarks(advice string) (lines []string) {
 	return lines
 }
 
+// Remarks are the remarks that the model would read about a call.
+func Remarks(c call.Call, result call.Result, err error) []string {
+	return answer{c, result, err}.remarks("")
+}
+
 // ending says how the code ended. found is false if that needs no remark.
 func (a answer) ending() (_ remark, found bool) {
 	switch a.result.Outcome {

@@ -144,7 +144,7 @@ type Request struct {
 	Terminal *Terminal `json:"terminal,omitempty"`
 	// Port is a port of the sandbox's own loopback.
 	Port uint16 `json:"port,omitempty"`
-	// Program has a shell run Code without a terminal.
+	// Program has a shell, or the interpreter, run Code without a terminal.
 	Program *Program `json:"program,omitempty"`
 
 	// Ask numbers the question that a call or called is about, and More says that another
@@ -178,6 +178,10 @@ type Terminal struct {
 // functions, that the last such shell of the sandbox left. Dir, if it is not empty, is another
 // directory, and Start the directory of the first shell.
 type Program struct {
+	// Interpreter asks for the environment's interpreter in place of a shell: a new one, which
+	// runs the code as a call without a session does.
+	Interpreter bool `json:"interpreter,omitempty"`
+
 	Dir   string `json:"dir,omitempty"`
 	Start string `json:"start,omitempty"`
 }

@@ -11,6 +11,9 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
+// LogLine is the key under which the server's log has a line of a sandbox's own log.
+const LogLine = "line"
+
 const (
 	// logTailBytes is how much of the end of a sandbox's log is stored to explain its end.
 	logTailBytes = 1 << 10
@@ -47,7 +50,7 @@ func (t *logTail) follow(r io.Reader, log *slog.Logger) bool {
 			t.add(line)
 			switch count++; {
 			case count <= maxLogLines:
-				log.Info("sandbox log", "line", line)
+				log.Info("sandbox log", LogLine, line)
 			case count == maxLogLines+1:
 				log.Warn("sandbox logs too much; the rest is left out", "lines", maxLogLines)
 			}

@@ -1,0 +1,199 @@
+package sandboxes
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/cli"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/outputs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+)
+
+const (
+	// lookWithin bounds the wait for what the code has left.
+	lookWithin = 30 * time.Second
+	// closeWithin bounds the wait for the end of the sandbox.
+	closeWithin = 3 * time.Second
+)
+
+// program is code that runs in a new sandbox.
+type program struct {
+	env     chosen
+	starter *framed.Starter
+	box     sandbox.Visitable
+	stream  sandbox.Stream
+
+	ended     chan struct{} // closed when the code has ended and its output is written
+	unwritten error
+	killed    bool // by the user, or at its time limit
+}
+
+// kill ends the sandbox.
+func (p *program) kill() {
+	p.killed = true
+	p.box.Kill()
+}
+
+// start starts code in a new sandbox, and ends the start if a signal comes. The caller closes the program.
+func start(env chosen, code string, stdout, stderr io.Writer, signals <-chan os.Signal) (*program, error) {
+	groups, err := env.groups()
+	if err != nil {
+		return nil, err
+	}
+	options := service.Options{Host: env.host, Variables: env.inherited}
+	spec := options.Spec(env.Environment)
+	if spec.Network {
+		// Its proxy logs what it refuses, which the user reads at once.
+		spec.Network, spec.Asks = false, false
+		spec.Overhead = sandbox.Limits(cgroup.Limits(spec.Overhead).WithNetwork())
+	}
+	spec.Warm = true // so that it has its variables before code runs
+	p := &program{env: env, ended: make(chan struct{})}
+	p.starter = framed.New(slog.New(logLines{stderr}), framed.Options{StartTimeout: env.settings.StartWithin, Groups: groups})
+	ctx, stop := context.WithCancelCause(context.Background())
+	defer stop(nil)
+	begun := make(chan struct{})
+	defer close(begun)
+	go func() {
+		for {
+			select {
+			case sig := <-signals:
+				if sig != syscall.SIGPIPE {
+					stop(command.Exit(128 + int(sig.(syscall.Signal))))
+				}
+			case <-begun:
+				return
+			}
+		}
+	}()
+	box, err := p.starter.Start(ctx, spec)
+	if err == nil {
+		p.box = box.(sandbox.Visitable)
+		p.stream, err = p.box.Open(ctx, frame.Request{Program: &frame.Program{Interpreter: true}, Code: code}, nil)
+	}
+	switch {
+	case ctx.Err() != nil:
+		p.close()
+		return nil, context.Cause(ctx)
+	case err != nil:
+		p.close()
+		return nil, cmp.Or(env.unstarted(), err)
+	}
+	go p.show(stdout, stderr)
+	return p, nil
+}
+
+// unstarted says what sandboxes lack here; nil if they lack no needed thing.
+func (c chosen) unstarted() error {
+	for _, f := range machine.Check(context.Background(), []registry.Environment{c.Environment}) {
+		if f.Needed && !f.OK {
+			return command.End(command.NoSandbox, "the sandbox did not start: "+f.Found, cmp.Or(f.Fix, "see "+cli.Program+" doctor"))
+		}
+	}
+	return nil
+}
+
+// show writes the output as it comes. If it cannot be written, the code finds its pipes closed.
+func (p *program) show(stdout, stderr io.Writer) {
+	defer close(p.ended)
+	buffer := make([]byte, frame.StreamPart)
+	for {
+		n, name, err := p.stream.Next(buffer)
+		if err != nil {
+			return
+		}
+		to := stdout
+		if name == frame.Stderr {
+			to = stderr
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			p.unwritten = err
+			p.stream.Close()
+			return
+		}
+	}
+}
+
+// feed copies in to the code's standard input until either ends.
+func (p *program) feed(in io.Reader) {
+	_, _ = io.Copy(p.stream, in)
+	_ = p.stream.CloseWrite()
+}
+
+// wait waits for the end of the code and returns its exit status: 128 + N if signal N ended it. That its output could
+// not be written is an error, unless the reader of the output went away.
+func (p *program) wait() (int, error) {
+	<-p.ended
+	switch {
+	case errors.Is(p.unwritten, syscall.EPIPE):
+		return 128 + int(syscall.SIGPIPE), nil
+	case p.unwritten != nil:
+		return 0, fmt.Errorf("not all that the code printed could be written: %w", p.unwritten)
+	}
+	return p.stream.ExitCode(), nil
+}
+
+// left returns what the model would read of what the code has left, after copying its outputs.
+func (p *program) left(kept *outputs.Folder) []string {
+	if p.killed {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lookWithin)
+	defer cancel()
+	// A call without code finds the files, and the limit that was crossed.
+	ran, err := p.box.Run(ctx, sandbox.Request{Timeout: lookWithin})
+	result := call.Result{Result: ran}
+	if limit := ran.Limit; limit != nil {
+		result.Outcome = frame.OutcomeLimit
+	}
+	if kept != nil && len(result.Files) > 0 {
+		result.Notes = append(result.Notes, kept.Copy(ctx, "", ".", p.box, result.Files))
+		result.Files = nil
+	}
+	lines := tool.Remarks(call.Call{Env: p.env.Environment}, result, err)
+	if len(result.Files) > 0 {
+		lines = append(lines, cli.Program+": hint: --outputs DIR copies those in /workspace/outputs")
+	}
+	if p.env.host.Project.IsOverlay() {
+		lines = append(lines, cli.Program+": hint: changes to the project end with the sandbox; "+cli.Program+" exec keeps them as a patch")
+	}
+	return lines
+}
+
+// close ends the sandbox.
+func (p *program) close() { p.starter.Close(closeWithin) }
+
+// logLines is a [slog.Handler] that passes on what the sandbox itself logs.
+type logLines struct{ w io.Writer }
+
+func (l logLines) Enabled(context.Context, slog.Level) bool { return true }
+func (l logLines) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l logLines) WithGroup(string) slog.Handler            { return l }
+
+func (l logLines) Handle(_ context.Context, record slog.Record) error {
+	record.Attrs(func(a slog.Attr) bool {
+		// The agent's own lines are for a server: what they are about is said otherwise.
+		if text := a.Value.String(); a.Key == framed.LogLine && !strings.HasPrefix(text, "nix-sandbox-agent: ") {
+			fmt.Fprintln(l.w, text)
+		}
+		return true
+	})
+	return nil
+}
