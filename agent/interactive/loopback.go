@@ -23,6 +23,8 @@ const (
 	maxPorts       = 64
 	// maxTable bounds the kernel's table of sockets, in bytes, of which a line has 150.
 	maxTable = 1 << 20
+	// tableReads is how often that is read for a socket: the kernel leaves some out while others come and go.
+	tableReads = 3
 )
 
 var (
@@ -34,7 +36,10 @@ var (
 // which a process listens.
 func dial(port uint16) (*os.File, error) {
 	file, err := dialAddress(netip.AddrPortFrom(loopback4, port))
-	if errors.Is(err, unix.ECONNREFUSED) {
+	for range tableReads {
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			break
+		}
 		for _, address := range listening() {
 			if address.Port() != port || address.Addr() == loopback4 {
 				continue

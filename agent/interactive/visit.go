@@ -20,7 +20,7 @@ import (
 const (
 	// lastOutput is how long others that have the output of a program open may add to it when that has ended.
 	lastOutput = 200 * time.Millisecond
-	// maxDrained bounds what is read after that, in bytes: as much as a pipe has at most (pipe(7)).
+	// maxDrained bounds the bytes that are read after that: as many as a pipe has at most (pipe(7)).
 	maxDrained = 1 << 20
 	// hangupTime is how long a program may go on after its terminal has gone.
 	hangupTime = time.Second
@@ -282,7 +282,7 @@ func (v *Visits) feed(id uint64, s *visit, to io.Writer) {
 }
 
 // awaitOutput returns when all that a program wrote before its end has been sent, or the other end has gone. Others may
-// have the files open and go on: they have a moment, and then what is in the files is the last of it.
+// have the files open and go on: they have a moment, and then the files are read as far as they are filled.
 func (s *visit) awaitOutput(all <-chan struct{}, files ...*os.File) {
 	select {
 	case <-all:

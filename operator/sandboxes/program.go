@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	// lookWithin bounds the wait for what the code has left.
+	// lookWithin bounds the wait for the list of files that the code has left.
 	lookWithin = 30 * time.Second
 	// closeWithin bounds the wait for the end of the sandbox.
 	closeWithin = 3 * time.Second
@@ -100,7 +100,7 @@ func start(env chosen, code string, stdout, stderr io.Writer, signals <-chan os.
 	return p, nil
 }
 
-// unstarted says what sandboxes lack here; nil if they lack no needed thing.
+// unstarted is the error of a machine that lacks a thing which sandboxes need; nil if it has all of them.
 func (c chosen) unstarted() error {
 	for _, f := range machine.Check(context.Background(), []registry.Environment{c.Environment}) {
 		if f.Needed && !f.OK {
@@ -150,7 +150,7 @@ func (p *program) wait() (int, error) {
 	return p.stream.ExitCode(), nil
 }
 
-// left returns what the model would read of what the code has left, after copying its outputs.
+// left copies the outputs, and returns the remarks that the model would read.
 func (p *program) left(kept *outputs.Folder) []string {
 	if p.killed {
 		return nil
@@ -180,7 +180,7 @@ func (p *program) left(kept *outputs.Folder) []string {
 // close ends the sandbox.
 func (p *program) close() { p.starter.Close(closeWithin) }
 
-// logLines is a [slog.Handler] that passes on what the sandbox itself logs.
+// logLines is a [slog.Handler] that passes on the sandbox's own log.
 type logLines struct{ w io.Writer }
 
 func (l logLines) Enabled(context.Context, slog.Level) bool { return true }
@@ -189,7 +189,7 @@ func (l logLines) WithGroup(string) slog.Handler            { return l }
 
 func (l logLines) Handle(_ context.Context, record slog.Record) error {
 	record.Attrs(func(a slog.Attr) bool {
-		// The agent's own lines are for a server: what they are about is said otherwise.
+		// The agent's own lines are for a server: the remarks have their substance.
 		if text := a.Value.String(); a.Key == framed.LogLine && !strings.HasPrefix(text, "nix-sandbox-agent: ") {
 			fmt.Fprintln(l.w, text)
 		}
