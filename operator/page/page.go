@@ -44,9 +44,9 @@ import (
 //go:embed page.html page.css page.js page.svg
 var files embed.FS
 
-// policy has browsers load only files of this address, and refuse markup that a script makes of
+// contentPolicy has browsers load only files of this address, and refuse markup that a script makes of
 // text, whatever sandboxes print. The script makes blobs of images, which are fetched with the key.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 const (
 	// keyHeader has the key. A page of another origin can send no such header, because this server
@@ -72,7 +72,7 @@ func Command(std cli.Streams) *cobra.Command {
 		Short: "Show calls, sessions, questions and patches in a browser",
 		Long: "Serve a page for your browser, as long as the command runs. It finds the running servers of this user, also\n" +
 			"those that start later, and shows their calls as they come, sessions, questions to answer, ports of web servers\n" +
-			"to open, and patches to apply file by file. Only the link that is printed reaches it.",
+			"to open, and patches to apply file by file or hunk by hunk. Only the link that is printed reaches it.",
 		Example: "  " + cli.Program + " page",
 		Args:    cli.AtMost(0),
 		RunE: func(*cobra.Command, []string) error {
@@ -82,7 +82,7 @@ func Command(std cli.Streams) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("listen for a browser: %w", err)
 			}
-			s := newSite(config.DeskFolders(os.Getenv), config.ChangesFolder(os.Getenv))
+			s := newSite(config.DeskFolders(os.Getenv), config.ChangesFolder(os.Getenv), config.UserFile(os.Getenv))
 			fmt.Fprintf(std.Out, "Open http://%s/#key=%s\nCtrl-C ends the page. Whoever has the link can do what the page can.\n", listener.Addr(), s.key)
 			return s.serve(ctx, listener)
 		},
@@ -94,14 +94,16 @@ type site struct {
 	key     string
 	desks   []string // folders of sockets
 	changes string   // folder of patches
+	// configuration is the user's file.
+	configuration string
 
 	mu      sync.Mutex
 	numbers map[string]int // of the servers that were found, by their sockets
 	servers []desk.Server  // by their numbers
 }
 
-func newSite(desks []string, changes string) *site {
-	return &site{key: rand.Text(), desks: desks, changes: changes, numbers: map[string]int{}}
+func newSite(desks []string, changes, configuration string) *site {
+	return &site{key: rand.Text(), desks: desks, changes: changes, configuration: configuration, numbers: map[string]int{}}
 }
 
 // find returns the servers that run, by their numbers. A number is never of another server.
@@ -177,7 +179,9 @@ func (s *site) handler() http.Handler {
 		"GET /patches/{id}":                  s.patch,
 		"POST /apply":                        s.apply,
 		"POST /discard":                      s.discard,
+		"GET /files/{server}":                s.file,
 		"POST /answer":                       s.answer,
+		"POST /remember":                     s.remember,
 		"POST /forward":                      s.forward,
 	} {
 		mux.HandleFunc(path, s.forUser(handle))
@@ -185,7 +189,7 @@ func (s *site) handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
 		for name, value := range map[string]string{
-			"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer",
+			"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Content-Security-Policy": contentPolicy, "Referrer-Policy": "no-referrer",
 			"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
 		} {
 			w.Header().Set(name, value)

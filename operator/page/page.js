@@ -227,9 +227,24 @@ const load = async (image, address) => {
   }
   image.src = blobs.get(address);
 };
+// saver is the name of a file, with a button that saves it if its session is the user's.
+const saver = (call, path, name) => {
+  if (!call.session || call.principal) return visible(name);
+  const place = make("span", "facts"), button = make("button", "", ...visible(name));
+  Object.assign(button, { type: "button", title: "Save" });
+  button.addEventListener("click", async () => {
+    const answer = await fetch(`files/${call.server}?${new URLSearchParams({ session: call.session, env: call.env, path })}`, { headers: keyHeaders() }).catch(() => null);
+    if (!answer?.ok) return place.replaceChildren(plain(answer ? await answer.text() : "The server did not answer."));
+    const link = make("a"), url = URL.createObjectURL(await answer.blob());
+    Object.assign(link, { href: url, download: plain(path.replace(/.*\//, "")) });
+    link.click();
+    URL.revokeObjectURL(url);
+  });
+  return [button, place];
+};
 const showFile = (call) => (file, index) => {
   const path = file.path.replace(/^\/workspace\//, "");
-  if (!file.type) return make("p", "file", ...visible(path), make("span", "facts", size(file.bytes)));
+  if (!file.type) return make("p", "file", ...saver(call, file.path, path), make("span", "facts", size(file.bytes)));
   const image = make("img");
   image.alt = plain(path);
   load(image, `images/${call.server}/${call.number}/${index}`);
@@ -354,15 +369,32 @@ const showQuestion = () => {
   section.replaceChildren();
   if (!question) return;
   const note = make("p", "facts", "The first answer counts, here or elsewhere.");
-  const buttons = question.Choices.map(({ Choice: choice, Label: label }) => {
-    const button = make("button", "", make("b", "", short[choice] ?? choice), make("span", "facts", plain(label)));
-    Object.assign(button, { type: "button", value: choice, disabled: true });
-    button.addEventListener("click", async () => {
-      for (const one of buttons) one.disabled = true;
-      const answer = await post("answer", { server: question.server, id: question.ID, choice });
-      if (!answer?.ok) note.textContent = plain(answer ? await answer.text() : "The server did not get the answer.");
-      if (!answer) for (const one of buttons) one.disabled = false;
+  const reply = async (choice, buttons) => {
+    for (const one of buttons) one.disabled = true;
+    const answer = await post("answer", { server: question.server, id: question.ID, choice });
+    if (!answer?.ok) note.textContent = plain(answer ? await answer.text() : "The server did not get the answer.");
+    if (!answer) for (const one of buttons) one.disabled = false;
+  };
+  // What is allowed for good is a line of the configuration, which the user sees before it is written.
+  const remember = async (buttons) => {
+    const answer = question.Lines ? await post("remember", { lines: question.Lines }) : null;
+    if (!answer?.ok) return reply("always", buttons);
+    const { file, table, before, after, sum } = await answer.json();
+    const write = make("button", "", make("b", "", "Write this line, and allow")), until = make("button", "", make("b", "", "Allow until the server ends"));
+    for (const one of [write, until]) one.type = "button";
+    write.addEventListener("click", async () => {
+      write.disabled = true;
+      const written = await post("remember", { lines: question.Lines, sum });
+      if (written?.ok) return reply("always", [write, until]);
+      note.textContent = plain(written ? await written.text() : "The page's program did not answer.");
     });
+    until.addEventListener("click", () => reply("always", [write, until]));
+    buttons.find((one) => one.value === "always").replaceWith(make("div", "edit", make("p", "facts", plain(file)), make("pre", "", `${plain(table)}\n`, ...(before ? [make("span", "deleted", plain(before)), "\n"] : []), make("span", "added", plain(after))), write, until));
+  };
+  const buttons = question.Choices.map(({ Choice: choice, Label: label }) => {
+    const button = make("button", "", make("b", "", short[choice] ?? choice), make("span", "facts", label === short[choice] ? "" : plain(label)));
+    Object.assign(button, { type: "button", value: choice, disabled: true });
+    button.addEventListener("click", () => choice === "always" ? remember(buttons) : reply(choice, buttons));
     return button;
   });
   section.append(make("h2", "", `${text(among(question.server), who(question.Principal))} asks`), make("pre", "", plain(question.Text)), ...buttons, note);
@@ -402,12 +434,12 @@ const showPatch = async (p) => {
   close.type = "button";
   close.addEventListener("click", hidePatch);
   const note = make("p", "facts", text(more && `${count(more, "more file")}: see nix-sandbox-mcp changes`, ...left_out.map((one) => `left out: ${plain(one)}`)));
-  const apply = (label, paths, place) => {
+  const apply = (label, paths, place, hunks) => {
     const button = make("button", "", label);
     button.type = "button";
     button.addEventListener("click", async () => {
       button.disabled = true;
-      const done = await post("apply", { id: p.id, sum, paths });
+      const done = await post("apply", { id: p.id, sum, paths, hunks });
       const { written, deleted, refused, conflicts } = done?.ok ? await done.json() : {};
       place.textContent = done?.ok ? text(`applied: ${written} written, ${deleted} deleted`, refused.length && `apply these by themselves: ${plain(refused.join(", "))}`, ...conflicts.map((one) => `not applied: ${plain(one)}`))
         : plain(done ? await done.text() : "The page's program did not answer.");
@@ -428,7 +460,12 @@ const showPatch = async (p) => {
   title.title = plain(p.project);
   find("patch").replaceChildren(title, apply("Apply all ordinary files", [], place), discard, close, place, note, ...files.map((file) => {
     const place = make("span", "facts"), lines = hunks(file.text);
-    const text = file.text ? make("pre", "", ...lines.slice(0, mostLines).map(patchLine), lines.length > mostLines ? `${lines.length - mostLines} more lines` : "") : make("p", "facts", "not shown: it is binary, or there is no room");
+    let hunk = -1; // of those that are shown
+    const shown = lines.slice(0, mostLines).flatMap((line) => {
+      const first = line.startsWith("@@") && file.hunks > 1;
+      return first ? [apply("Apply this hunk", [], place, { [file.name]: [++hunk] }), patchLine(line)] : [patchLine(line)];
+    });
+    const text = file.text ? make("pre", "", ...shown, lines.length > mostLines ? `${lines.length - mostLines} more lines` : "") : make("p", "facts", "not shown: it is binary, or there is no room");
     const details = make("details", "", make("summary", "", ...visible(file.name), " ", make("span", "facts", `${file.kind}, +${file.added} −${file.deleted}`)), text, apply("Apply this file", [file.name], place), place);
     details.open = files.length < 6;
     return details;

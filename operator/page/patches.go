@@ -86,6 +86,8 @@ type fileOf struct {
 	Added   int    `json:"added"`
 	Deleted int    `json:"deleted"`
 	Text    string `json:"text"` // empty if there is no room for it, or it is binary
+	// Hunks is how many there are of a file that is changed, and 0 for others.
+	Hunks int `json:"hunks"`
 }
 
 // patch shows a patch, file by file.
@@ -118,6 +120,9 @@ func (s *site) patch(w http.ResponseWriter, r *http.Request) {
 		}
 		if at := len(shown); file.IsText() && at < len(sections) {
 			_, one.Text, _ = strings.Cut(string(sections[at]), "\n")
+			if one.Kind == "changed" {
+				one.Hunks = len(file.Hunks())
+			}
 		}
 		if len(shown) == maxFiles {
 			more++
@@ -153,6 +158,8 @@ func (s *site) apply(w http.ResponseWriter, r *http.Request) {
 		ID    string   `json:"id"`
 		Sum   string   `json:"sum"`
 		Paths []string `json:"paths"`
+		// Hunks are hunks of files by their paths, counted from 0, in place of whole files.
+		Hunks map[string][]int `json:"hunks"`
 	}
 	if !read(w, r, &what) {
 		return
@@ -167,7 +174,12 @@ func (s *site) apply(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer entry.Close()
-	applied, err := changes.Apply(r.Context(), entry, what.Paths)
+	var applied *changes.Applied
+	if len(what.Hunks) > 0 {
+		applied, err = changes.ApplyPicked(r.Context(), entry, what.Hunks)
+	} else {
+		applied, err = changes.Apply(r.Context(), entry, what.Paths)
+	}
 	var conflict *changes.ConflictError
 	switch {
 	case errors.As(err, &conflict):

@@ -62,7 +62,7 @@ func serving(t *testing.T, folder string, verbs ...desk.Verb) *server {
 func opened(t *testing.T, desks ...string) (s *site, url string) {
 	t.Helper()
 	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	s = newSite(desks, filepath.Join(t.TempDir(), "changes"))
+	s = newSite(desks, filepath.Join(t.TempDir(), "changes"), filepath.Join(t.TempDir(), "config.toml"))
 	ctx, end := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.serve(ctx, listener) }()
@@ -177,7 +177,7 @@ func TestPage_HoldsNothingOfSandboxes(t *testing.T) {
 	if want := must.Get(files.ReadFile("page.html"))(t); page != string(want) {
 		t.Errorf("the page is\n%s", page)
 	}
-	for name, want := range map[string]string{"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Type": "text/html; charset=utf-8"} {
+	for name, want := range map[string]string{"Content-Security-Policy": contentPolicy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Type": "text/html; charset=utf-8"} {
 		if got := response.Header.Get(name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}

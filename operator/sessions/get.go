@@ -210,7 +210,7 @@ func getLive(std cli.Streams, s *liveSession, env string, wanted map[string]stri
 		}
 		err := writeNew(target, func(out io.Writer) error {
 			args := visit.FileArgs{Place: visit.Place{Session: s.Name, Env: env}, Path: "/workspace/" + inside, Max: maxGot}
-			client, err := s.server.Dial(context.Background(), "file", args)
+			client, err := s.server.Dial(context.Background(), visit.FileVerbName, args)
 			if err != nil {
 				return err
 			}

@@ -312,14 +312,31 @@ func folders(get func(string) string) []string {
 		return slices.DeleteFunc(filepath.SplitList(dir), func(one string) bool { return one == "" })
 	}
 	var dirs []string
+	if user := userFolder(get); user != "" {
+		dirs = append(dirs, filepath.Join(user, "sandboxes"))
+	}
+	return append(dirs, "/etc/nix-sandbox-mcp/sandboxes")
+}
+
+// userFolder returns the folder of the user's configuration; empty if unset.
+func userFolder(get func(string) string) string {
 	user := get("XDG_CONFIG_HOME")
 	if home := get("HOME"); user == "" && home != "" {
 		user = filepath.Join(home, ".config")
 	}
-	if filepath.IsAbs(user) {
-		dirs = append(dirs, filepath.Join(user, "nix-sandbox-mcp", "sandboxes"))
+	if !filepath.IsAbs(user) {
+		return ""
 	}
-	return append(dirs, "/etc/nix-sandbox-mcp/sandboxes")
+	return filepath.Join(user, "nix-sandbox-mcp")
+}
+
+// UserFile returns the user's configuration, which adds to the default server and may be missing; empty if unset.
+func UserFile(get func(string) string) string {
+	folder := userFolder(get)
+	if folder == "" {
+		return ""
+	}
+	return filepath.Join(folder, "config.toml")
 }
 
 // Folder returns the absolute path of a folder that sandboxes are to show, and "" for "". The error continues a sentence

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -185,5 +186,71 @@ func TestPage_AnswersQuestions(t *testing.T) {
 	b.Await(`document.getElementById("question").hidden && !document.querySelector("#question button")`)
 	if strings.Contains(c.Log(), key) {
 		t.Error("the log has the key")
+	}
+}
+
+// "Always" can be a line of the user's configuration, which the user sees before it is written.
+func TestPage_WritesTheConfiguration(t *testing.T) {
+	folder, home, runtime := t.TempDir(), t.TempDir(), t.TempDir()
+	must.Do(t, os.Symlink(undertest.Artifact(t, "world-ask"), filepath.Join(folder, "world-ask")))
+	file := filepath.Join(home, ".config", "nix-sandbox-mcp", "config.toml")
+	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	const before, after = "[environments.world-ask.network]\nmode = \"allow\"\ndomains = [\"files.example\"]\n", "[environments.world-ask.network]\nmode = \"allow\"\ndomains = [\"files.example\", \"page.host.example\"]\n"
+	must.Do(t, os.WriteFile(file, []byte(before), 0o644))
+	b, c := browser.Start(t), serve(t, runtime, "NIX_SANDBOX_DIR="+folder)
+	b.Open(browser.Link(t, undertest.Server(t), []string{"HOME=" + home, "XDG_RUNTIME_DIR=" + runtime}))
+	b.Await(`document.getElementById("link")?.textContent == "live"`)
+	id := c.SendRun(mcptest.Arguments{Env: "world-ask", Session: "s", Code: "import urllib.request\ntry: urllib.request.urlopen('http://page.host.example/')\nexcept OSError as e: pass"})
+	b.Await(`document.querySelector("#question button[value=always]")?.disabled === false`)
+	b.Eval(`document.querySelector("#question button[value=always]").click()`)
+	b.Await(`document.querySelector("#question .edit .added")?.textContent == 'domains = ["files.example", "page.host.example"]'`)
+	for _, width := range []int{390, 1440} {
+		b.Look(width, 1100, width == 390)
+		if problems := b.Eval(unfit); problems != "" {
+			t.Errorf("%d pixels wide: %s", width, problems)
+		}
+		if *pictures != "" {
+			must.Do(t, os.WriteFile(filepath.Join(*pictures, fmt.Sprintf("always-%d.png", width)), b.Screenshot(), 0o644))
+		}
+	}
+	if got := string(must.Get(os.ReadFile(file))(t)); got != before {
+		t.Errorf("before the user has seen it: %q", got)
+	}
+	b.Eval(`document.querySelector("#question .edit button").click()`)
+	if text := c.AwaitRun(id).Text(); !strings.Contains(text, "is allowed, and did not answer") {
+		t.Errorf("%q", text)
+	}
+	if got := string(must.Get(os.ReadFile(file))(t)); got != after {
+		t.Errorf("%q", got)
+	}
+}
+
+// The user saves files of a session, but not those that a program would obey.
+func TestPage_SavesFiles(t *testing.T) {
+	c, b, link := start(t)
+	c.Run(mcptest.Arguments{Env: "bash", Session: "made", Code: "echo 1,2 >outputs/table.csv; echo '[Desktop Entry]' >outputs/run.desktop"})
+	b.Open(link)
+	b.Await(`document.querySelectorAll(".file button").length == 2`)
+	b.Eval(`document.querySelectorAll(".file button").forEach((one) => one.click())`)
+	b.Await(`[...document.querySelectorAll(".file")].filter((one) => one.textContent.includes("not saved, because")).length == 1`)
+	url, key, _ := strings.Cut(link, "#key=")
+	get := func(path, key string) (int, string, http.Header) {
+		request := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url+"files/0?session=made&env=bash&path="+path, nil))(t)
+		request.Header.Set("Nix-Sandbox-Key", key)
+		response := must.Get(http.DefaultClient.Do(request))(t)
+		defer response.Body.Close()
+		return response.StatusCode, string(must.Get(io.ReadAll(response.Body))(t)), response.Header
+	}
+	status, text, header := get("/workspace/outputs/table.csv", key)
+	if status != http.StatusOK || text != "1,2\n" || header.Get("Content-Disposition") != "attachment; filename=table.csv" || header.Get("Content-Type") != "application/octet-stream" {
+		t.Errorf("%d %q %v", status, text, header)
+	}
+	for path, want := range map[string]int{"/workspace/outputs/run.desktop": 409, "/etc/passwd": 409, "/workspace/outputs/none.csv": 409} {
+		if status, text, _ := get(path, key); status != want {
+			t.Errorf("%s: %d %q", path, status, text)
+		}
+	}
+	if status, _, _ := get("/workspace/outputs/table.csv", "WRONG"); status != http.StatusForbidden {
+		t.Errorf("without the key: %d", status)
 	}
 }

@@ -71,12 +71,17 @@ func TestPage_AppliesPatches(t *testing.T) {
 	b, runtime, state := browser.Start(t), t.TempDir(), t.TempDir()
 	project := folderOf(t, "garden")
 	must.Do(t, os.WriteFile(filepath.Join(project, "plan.txt"), []byte("beans\n"), 0o644))
+	var rows []string
+	for i := range 40 {
+		rows = append(rows, fmt.Sprintf("row %d\n", i))
+	}
+	must.Do(t, os.WriteFile(filepath.Join(project, "rows.txt"), []byte(strings.Join(rows, "")), 0o644))
 	c := serve(t, runtime, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
-	c.Run(mcptest.Arguments{Env: "bash", Session: "work", Code: "cd /project && echo peas >>plan.txt && echo '" + markup + "' >new.md && echo 'all: ; touch /tmp/x' >Makefile"})
+	c.Run(mcptest.Arguments{Env: "bash", Session: "work", Code: "cd /project && sed -i '1s/.*/first/; 40s/.*/last/' rows.txt && echo peas >>plan.txt && echo '" + markup + "' >new.md && echo 'all: ; touch /tmp/x' >Makefile"})
 	b.Open(browser.Link(t, undertest.Server(t), []string{"HOME=" + t.TempDir(), "XDG_RUNTIME_DIR=" + runtime, "XDG_STATE_HOME=" + state}))
-	b.Await(`document.querySelector("#patches li")?.textContent.includes("3 files")`)
+	b.Await(`document.querySelector("#patches li")?.textContent.includes("4 files")`)
 	b.Eval(`document.querySelector("#patches button").click()`)
-	b.Await(`document.querySelectorAll("#patch details").length == 3`)
+	b.Await(`document.querySelectorAll("#patch details").length == 4`)
 	file := func(name, what string) string {
 		return fmt.Sprintf(`[...document.querySelectorAll("#patch details")].find((one) => one.textContent.includes(%q)).%s`, name, what)
 	}
@@ -106,11 +111,18 @@ func TestPage_AppliesPatches(t *testing.T) {
 	b.Await(file("plan.txt", `textContent.includes("applied: 1 written")`))
 	has("plan.txt", "beans\npeas\n")
 	has("new.md", "")
+	// A hunk by itself, and the rest of its file later.
+	b.Eval(file("rows.txt", `querySelectorAll("pre button")[1].click()`))
+	b.Await(file("rows.txt", `textContent.includes("applied: 1 written")`))
+	rows[39] = "last\n"
+	has("rows.txt", strings.Join(rows, ""))
+	rows[0] = "first\n"
 	// All but what builds or configures.
 	b.Eval(`document.querySelector("#patch > button").click()`)
 	b.Await(`document.getElementById("patch").textContent.includes("apply these by themselves: Makefile")`)
 	has("new.md", markup+"\n")
 	has("Makefile", "")
+	has("rows.txt", strings.Join(rows, ""))
 	// A file that has changed here meanwhile is refused, and says so.
 	must.Do(t, os.WriteFile(filepath.Join(project, "Makefile"), []byte("own\n"), 0o644))
 	b.Eval(file("Makefile", `querySelector("button").click()`))

@@ -27,7 +27,7 @@ func (v *Visits) Verbs() []desk.Verb {
 		{Name: "open", Serve: v.open},
 		{Name: "project", Serve: v.project},
 		{Name: "linger", Serve: v.linger},
-		{Name: "file", Serve: v.file},
+		{Name: FileVerbName, Serve: v.file},
 		{Name: ForwardVerbName, Serve: v.forward},
 	}
 }
@@ -348,7 +348,10 @@ func (v *Visits) end(ticks <-chan time.Time, stop func()) {
 	}
 }
 
-// FileArgs are the arguments of the verb file.
+// FileVerbName is the name of the verb that sends a file.
+const FileVerbName = "file"
+
+// FileArgs are its arguments.
 type FileArgs struct {
 	Place
 	Path string `json:"path"` // absolute, in the sandbox

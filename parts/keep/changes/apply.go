@@ -327,8 +327,14 @@ func (a *applier) plan(file gitpatch.File) error {
 	if a.left[file.Name] {
 		return nil
 	}
-	if hunks := a.picked[file.Name]; hunks != nil && file.IsText() {
-		if len(hunks) < len(file.Hunks()) {
+	whole, hunks := file, a.picked[file.Name]
+	if hunks != nil && file.IsText() {
+		count := len(file.Hunks())
+		if slices.ContainsFunc(hunks, func(i int) bool { return i < 0 || i >= count }) {
+			a.conflicts = append(a.conflicts, Refusal{file.Name, fmt.Sprintf("it has %d hunks", count)})
+			return nil
+		}
+		if len(hunks) < count {
 			a.result.Left++
 		}
 		file = file.Only(hunks)
@@ -364,6 +370,19 @@ func (a *applier) plan(file gitpatch.File) error {
 		a.result.Same = append(a.result.Same, file.Name)
 		return nil
 	default:
+		if before, have, ok := undo(whole, now); ok { // an earlier time has applied some of its hunks
+			if hunks == nil {
+				for i := range whole.Hunks() {
+					hunks = append(hunks, i)
+				}
+			}
+			wanted := slices.Sorted(slices.Values(slices.Concat(have, hunks)))
+			content, err := whole.Only(slices.Compact(wanted)).Apply(before)
+			if err != nil {
+				return err
+			}
+			return a.merged(file, now, content)
+		}
 		return a.merge(file, now, conflict)
 	}
 	content, err := file.Apply(now.Content)
@@ -377,6 +396,15 @@ func (a *applier) plan(file gitpatch.File) error {
 		a.operations = append(a.operations, operation{file.Name, now, after, false})
 	}
 	return nil
+}
+
+// undo is [gitpatch.File.Undo] of a file that is changed, and has been.
+func undo(file gitpatch.File, now gitpatch.State) (before []byte, have []int, ok bool) {
+	isFile := func(mode gitpatch.Mode) bool { return mode == gitpatch.Regular || mode == gitpatch.Executable }
+	if !file.IsText() || !isFile(file.Before) || !isFile(file.After) || !isFile(now.Mode) {
+		return nil, nil, false
+	}
+	return file.Undo(now.Content)
 }
 
 // isDoubtful reports whether a file changed on the host while the session changed it. If

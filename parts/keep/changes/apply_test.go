@@ -422,6 +422,18 @@ func TestApply_OfHunks(t *testing.T) {
 			if left := map[bool]int{true: 1, false: 2}[test.wanted == nil]; applied.Left != left {
 				t.Errorf("%d files are left, want %d", applied.Left, left)
 			}
+			if test.now != before {
+				return
+			}
+			// The rest later, also where git does not help.
+			must.Do(t, os.RemoveAll(filepath.Join(project, ".git")))
+			must.Get(changes.Apply(t.Context(), entry, []string{"file.py"}))(t)
+			if got := string(must.Get(os.ReadFile(filepath.Join(project, "file.py")))(t)); got != after {
+				t.Errorf("with the rest: %s", cmp.Diff(after, got))
+			}
+			if _, err := changes.ApplyPicked(t.Context(), entry, map[string][]int{"file.py": {3}}); !errors.As(err, new(*changes.ConflictError)) {
+				t.Errorf("a hunk that is none: %v", err)
+			}
 		})
 	}
 }

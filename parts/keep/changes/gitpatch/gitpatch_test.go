@@ -2,7 +2,9 @@ package gitpatch_test
 
 import (
 	"bytes"
+	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 
@@ -153,6 +155,25 @@ func FuzzWrite(f *testing.F) {
 		patch := write(t, name, before, after)
 		got := before
 		for _, file := range read(t, patch) {
+			if !file.IsText() || file.Before == gitpatch.Absent || file.After == gitpatch.Absent {
+				continue
+			}
+			var every, odd []int
+			for i := range file.Hunks() {
+				every = append(every, i)
+				if i%2 == 1 {
+					odd = append(odd, i)
+				}
+			}
+			for _, some := range [][]int{nil, odd, every} {
+				now := must.Get(file.Only(some).Apply(before.Content))(t)
+				if undone, have, ok := file.Undo(now); ok && (string(undone) != string(before.Content) || string(must.Get(file.Only(have).Apply(undone))(t)) != string(now)) {
+					t.Errorf("%q without its hunks is %q, which are %v: %q", now, undone, have, patch)
+				}
+			}
+			_, _, _ = file.Undo(after.Content[:len(after.Content)/2])
+		}
+		for _, file := range read(t, patch) {
 			if file.Name != name || file.Before != got.Mode {
 				t.Fatalf("the patch is of %q with the mode %o: %q", file.Name, file.Before, patch)
 			}
@@ -181,7 +202,44 @@ func FuzzRead(f *testing.F) {
 			for range file.NewLines() {
 			}
 			_, _ = file.Apply([]byte("1\n"))
+			_, _, _ = file.Undo([]byte("1\n"))
 			return nil
 		})
 	})
+}
+
+// Of a content that has some hunks, these are found.
+func TestUndo_FindsHunks(t *testing.T) {
+	var rows []string
+	for i := range 60 {
+		rows = append(rows, fmt.Sprintf("row %d\n", i))
+	}
+	before := strings.Join(rows, "")
+	rows[0] = "first\nand more\n"
+	rows[20] = ""
+	rows[40] = "other\n"
+	rows = rows[:58] // its end
+	file := read(t, write(t, "a", text(before), text(strings.Join(rows, ""))))[0]
+	if len(file.Hunks()) != 4 {
+		t.Fatalf("%d hunks", len(file.Hunks()))
+	}
+	if _, _, ok := file.Undo([]byte(strings.Replace(before, "row 1\n", "mine\n", 1))); ok {
+		t.Error("a changed line is not seen")
+	}
+	for wanted := range 16 {
+		var some []int
+		for i := range 4 {
+			if wanted&(1<<i) != 0 {
+				some = append(some, i)
+			}
+		}
+		now := must.Get(file.Only(some).Apply([]byte(before)))(t)
+		undone, have, ok := file.Undo(now)
+		if !ok || string(undone) != before || !slices.Equal(have, some) {
+			t.Errorf("%v: %v, %v", some, have, ok)
+		}
+		if _, _, ok := file.Undo(append(now, "own\n"...)); ok {
+			t.Errorf("%v: a line of the user's own is not seen", some)
+		}
+	}
 }

@@ -146,6 +146,49 @@ func (f File) Only(wanted []int) File {
 	return f
 }
 
+// Undo takes back the hunks that a content has, and returns these by their places in [File.Hunks]. It is false unless
+// that makes the content before the change.
+func (f File) Undo(now []byte) (before []byte, have []int, ok bool) {
+	left := bytes.SplitAfter(now, []byte("\n"))
+	at := 0 // lines of the content before the change that are made
+	for i, hunk := range f.patch.TextFragments {
+		start := int(hunk.OldPosition)
+		if hunk.OldLines > 0 {
+			start--
+		}
+		if start < at || start-at > len(left) {
+			return nil, nil, false
+		}
+		before = append(before, bytes.Join(left[:start-at], nil)...)
+		left = left[start-at:]
+		var old, changed []byte
+		for _, line := range hunk.Lines {
+			if line.Old() {
+				old = append(old, line.Line...)
+			}
+			if line.New() {
+				changed = append(changed, line.Line...)
+			}
+		}
+		begins := func(lines int64, text []byte) bool {
+			return bytes.Equal(bytes.Join(left[:min(int64(len(left)), lines)], nil), text)
+		}
+		// The shorter one may be the beginning of the longer one.
+		lines, isOld := int(hunk.OldLines), begins(hunk.OldLines, old)
+		switch {
+		case begins(hunk.NewLines, changed) && (hunk.NewLines > hunk.OldLines || !isOld):
+			have, lines = append(have, i), int(hunk.NewLines)
+		case !isOld:
+			return nil, nil, false
+		}
+		before = append(before, old...)
+		left = left[min(len(left), lines):]
+		at = start + int(hunk.OldLines)
+	}
+	before = append(before, bytes.Join(left, nil)...)
+	return before, have, (State{Mode: f.Before, Content: before}).ID() == f.BeforeID
+}
+
 // Apply makes the content after the change of the one before. It returns an error unless
 // both are exactly the contents of the change.
 func (f File) Apply(before []byte) ([]byte, error) {
