@@ -64,6 +64,7 @@ func start(env chosen, code string, stdout, stderr io.Writer, signals <-chan os.
 		spec.Network, spec.Asks = false, false
 		spec.Overhead = sandbox.Limits(cgroup.Limits(spec.Overhead).WithNetwork())
 	}
+	spec.Upper = env.host.Project.IsOverlay()
 	spec.Warm = true // so that it has its variables before code runs
 	p := &program{env: env, ended: make(chan struct{})}
 	p.starter = framed.New(slog.New(logLines{stderr}), framed.Options{StartTimeout: env.settings.StartWithin, Groups: groups})
@@ -171,10 +172,28 @@ func (p *program) left(kept *outputs.Folder) []string {
 	if len(result.Files) > 0 {
 		lines = append(lines, cli.Program+": hint: --outputs DIR copies those in /workspace/outputs")
 	}
-	if p.env.host.Project.IsOverlay() {
+	if p.changesProject() {
 		lines = append(lines, cli.Program+": hint: changes to the project end with the sandbox; "+cli.Program+" exec keeps them as a patch")
 	}
 	return lines
+}
+
+// changesProject reports whether the layer above the project has a file.
+func (p *program) changesProject() bool {
+	if !p.env.host.Project.IsOverlay() {
+		return false
+	}
+	layered, _ := p.box.(sandbox.Layered)
+	if layered == nil {
+		return false
+	}
+	upper := layered.Upper()
+	if upper == nil {
+		return false
+	}
+	defer upper.Close()
+	names, _ := upper.Readdirnames(1)
+	return len(names) > 0
 }
 
 // close ends the sandbox.
