@@ -32,7 +32,7 @@ var small = map[string]workload{
 // A build is one of the server with its sandboxes.
 type build struct {
 	server string
-	cold   string // metadata without sandboxes in stock
+	cold   string // metadata without waiting sandboxes
 	warm   string // metadata with one of each environment
 	found  map[string]artifact
 }
@@ -95,8 +95,8 @@ func (b *bench) language(language string) group {
 				name: "bin/run by hand", env: b.env, code: w.code, want: w.want, hold: w.hold, stdin: true,
 				argv: func(string) []string { return []string{a.run} },
 			}},
-			{contender: b.call(a, "run, nothing in stock", b.cold, "", w.code, w.want)},
-			{contender: b.call(a, "run, one sandbox in stock", b.warm, "", w.code, w.want)},
+			{contender: b.call(a, "run, no sandbox waiting", b.cold, "", w.code, w.want)},
+			{contender: b.call(a, "run, one sandbox waiting", b.warm, "", w.code, w.want)},
 			{contender: b.call(a, "run in a session", b.cold, "bench", w.code, w.want), batch: 10},
 			{contender: floor(a, w.code, w.want), batch: 10},
 		},
@@ -120,8 +120,8 @@ func (b *bench) beside(language string) []entry {
 	other.build = *b.other
 	a, w := other.found[language], small[language]
 	return []entry{
-		{contender: other.call(a, "other build, nothing in stock", other.cold, "", w.code, w.want)},
-		{contender: other.call(a, "other build, one sandbox in stock", other.warm, "", w.code, w.want)},
+		{contender: other.call(a, "other build, no sandbox waiting", other.cold, "", w.code, w.want)},
+		{contender: other.call(a, "other build, one sandbox waiting", other.warm, "", w.code, w.want)},
 		{contender: other.call(a, "other build, in a session", other.cold, "bench", w.code, w.want), batch: 10},
 	}
 }

@@ -36,12 +36,12 @@ func (b *bench) packages() group {
 		return s.awaitBuilt(ctx, packageEnv)
 	})
 	g := group{
-		name: "packages", title: "python: a call with a package that an earlier call added", base: "python, one sandbox in stock",
+		name: "packages", title: "python: a call with a package that an earlier call added", base: "python, one sandbox waiting",
 		rounds: 150, budget: 40 * time.Second,
 	}
 	for _, one := range []struct{ name, env, session string }{
 		{g.base, "python", ""},
-		{packageEnv + ", one sandbox in stock", packageEnv, ""},
+		{packageEnv + ", one sandbox waiting", packageEnv, ""},
 		{"python, in a session", "python", "bench"},
 		{packageEnv + ", in a session", packageEnv, "bench"},
 	} {

@@ -93,7 +93,7 @@ text { fill: #f0f6fc } .soft { fill: #9198a1 } .line { stroke: #9198a1 } .grid {
 
 // ours are the rows that this project answers for.
 var ours = map[string]bool{
-	"bin/run by hand": true, "run, nothing in stock": true, "run, one sandbox in stock": true, "run in a session": true,
+	"bin/run by hand": true, "run, no sandbox waiting": true, "run, one sandbox waiting": true, "run in a session": true,
 }
 
 // scale is the label of a power of ten, in milliseconds.

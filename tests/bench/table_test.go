@@ -67,7 +67,7 @@ func TestMachines_AreComparedWithTheirAims(t *testing.T) {
 	want := `
 virtual machines, emulated, python  p50 ms  CPU ms           measured   aim  reached  rounds
 ────────────────────────────────────────────────────────────────────────────────────────────
-call, one clone in stock              12.0    24.0              12 ms  ≤ 15      yes       3
+call, one clone waiting               12.0    24.0              12 ms  ≤ 15      yes       3
                                                     9 × a jail's time   ≤ 8       no
 the same of a jail, to compare           –       –                                         0
 `

@@ -79,7 +79,7 @@ func (b *bench) crowd(ctx context.Context, a artifact, w workload, callers int) 
 		builds[", of the other build"] = *b.other
 	}
 	for _, suffix := range slices.Sorted(maps.Keys(builds)) {
-		for name, session := range map[string]string{"run, one sandbox in stock": "", "run in a session for each caller": "bench"} {
+		for name, session := range map[string]string{"run, one sandbox waiting": "", "run in a session for each caller": "bench"} {
 			of := *b
 			of.build = builds[suffix]
 			c := of.call(of.found["python"], name+suffix, of.warm, session, w.code, w.want)

@@ -64,9 +64,9 @@ const (
 
 func newMachines() machines {
 	return machines{Rows: []machineRow{
-		warmRow:    {Name: "call, one clone in stock", Aims: []aim{{Unit: "ms", Most: 15}, {Unit: "× a jail's time", Most: 8}}},
+		warmRow:    {Name: "call, one clone waiting", Aims: []aim{{Unit: "ms", Most: 15}, {Unit: "× a jail's time", Most: 8}}},
 		jailRow:    {Name: "the same of a jail, to compare"},
-		cloneRow:   {Name: "clone, nothing in stock, to its first result", Aims: []aim{{Unit: "× a cold start's CPU", Most: 1.0 / 8}}},
+		cloneRow:   {Name: "clone, none waiting, to its first result", Aims: []aim{{Unit: "× a cold start's CPU", Most: 1.0 / 8}}},
 		coldRow:    {Name: "cold start to its first result, to compare"},
 		callRow:    {Name: "call in a session", Aims: []aim{{Unit: "ms", Most: 10}}},
 		suspendRow: {Name: "suspend a session with 100 MB", Aims: []aim{{Unit: "ms", Most: 400}}},
@@ -231,7 +231,7 @@ func (m *machineBench) isolation(ctx context.Context) (string, error) {
 	return isolation, nil
 }
 
-// served is a call of a server that has this sandbox alone, one in stock.
+// served is a call of a server that has this sandbox alone, one that waits.
 func (m *machineBench) served(ctx context.Context) (*served, error) {
 	var fields, whole map[string]any
 	for name, value := range map[string]*map[string]any{filepath.Join(m.folder, "metadata.json"): &fields, m.warm: &whole} {
@@ -287,7 +287,7 @@ func rest(ctx context.Context, root int) {
 	}
 }
 
-// warmCalls measures a call with a clone in stock, and the same of a jail.
+// warmCalls measures a call with a clone that waits, and the same of a jail.
 func (m *machineBench) warmCalls(ctx context.Context, machine, jail *served) error {
 	took, used, err := stocked(ctx, machine)
 	if err != nil {
