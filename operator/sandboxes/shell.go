@@ -44,10 +44,7 @@ changed, and nothing else.`,
 				if interpreter {
 					return command.Misuse("--interpreter is for a new sandbox", "leave it out: python and others start from the shell")
 				}
-				if !terminal.Is(std.In) || !terminal.Is(std.Out) {
-					return command.Misuse("shell needs a terminal", "run commands without one: "+cli.Program+" exec --session "+p.Session+" -- ls")
-				}
-				return cli.Exit(sessions.Join(p, std.In.(*os.File), std.Out.(*os.File), std.Err))
+				return cli.Exit(sessions.Join(p, std))
 			}
 			if len(args) == 0 || args[0] == "" {
 				return command.Misuse("no environment was named", "list them with "+cli.Program+" list")

@@ -211,12 +211,15 @@ func (g *guest) show(out, err io.Writer) {
 }
 
 // Join connects a terminal to a shell in a live session until either ends.
-func Join(p Place, in, out *os.File, log io.Writer) (int, error) {
+func Join(p Place, std cli.Streams) (int, error) {
 	live, err := findLive(p.Session, p.pid)
 	if err != nil {
 		return 0, err
 	}
-	return terminal.Connect(in, out, log, func(size frame.Terminal, screen *terminal.Screen) (terminal.Program, func(), error) {
+	if !terminal.Is(std.In) || !terminal.Is(std.Out) {
+		return 0, command.Misuse("shell needs a terminal", "run commands without one: "+cli.Program+" exec --session "+p.Session+" -- ls")
+	}
+	return terminal.Connect(std.In.(*os.File), std.Out.(*os.File), std.Err, func(size frame.Terminal, screen *terminal.Screen) (terminal.Program, func(), error) {
 		g, err := enter(live.server, visit.OpenArgs{Place: p.in(), Terminal: &size}, screen, screen)
 		if err != nil {
 			return nil, nil, err
