@@ -39,7 +39,7 @@ in
       ) loose
       ++ map (
         path:
-        "${location} npm has a package-lock.json with ${builtins.toJSON path}, which has no address: remove that file, and create it again with `npm install --package-lock-only --omit-lockfile-registry-resolved=false`"
+        "${location} npm has a package-lock.json with ${builtins.toJSON path}, which has no address: create it again with `npm install --package-lock-only --omit-lockfile-registry-resolved=false`, once the old one is removed"
       ) unplaced;
 
   modules =

@@ -233,7 +233,7 @@ let
     };
     "a lock of npm without an address" = {
       read = sandbox { npm = ./testdata/npm/without-address; };
-      sentence = "mkSandbox data: npm has a package-lock.json with \"node_modules/semver\", which has no address: remove that file, and create it again with `npm install --package-lock-only --omit-lockfile-registry-resolved=false`";
+      sentence = "mkSandbox data: npm has a package-lock.json with \"node_modules/semver\", which has no address: create it again with `npm install --package-lock-only --omit-lockfile-registry-resolved=false`, once the old one is removed";
     };
     "a lock of an old npm" = {
       read = sandbox { npm = ./testdata/npm/old; };
