@@ -107,17 +107,37 @@ func (s *Sandbox) Open(ctx context.Context, to frame.Request, ask sandbox.Ask) (
 	}()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
-	select {
-	case <-st.opened:
+	switch err := st.awaitOpened(ctx, timer.C); {
+	case err == nil:
 		return st, nil
-	case <-st.ended:
-		return nil, errors.New(hostile.Message(st.last.Message))
-	case <-ctx.Done():
-		st.Close()
-		return nil, ctx.Err()
-	case <-timer.C:
+	case errors.Is(err, errLate):
 		s.fail("the agent did not open a stream within %v", timeout)
 		return nil, s.death()
+	default:
+		st.Close()
+		return nil, err
+	}
+}
+
+var errLate = errors.New("it is late")
+
+// awaitOpened waits until a stream is opened, also one that has ended since. The error is why it was not, ctx's or
+// errLate.
+func (st *visit) awaitOpened(ctx context.Context, late <-chan time.Time) error {
+	select {
+	case <-st.opened:
+		return nil
+	case <-st.ended:
+		select {
+		case <-st.opened:
+			return nil
+		default:
+			return errors.New(hostile.Message(st.last.Message))
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-late:
+		return errLate
 	}
 }
 

@@ -71,3 +71,17 @@ func TestVisit_ReadGrantsWhatItTook(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(rest), err)
 	}
 }
+
+// A program that ends at once has been opened, and one that could not be opened has not.
+func TestVisit_OpensWhatHasEnded(t *testing.T) {
+	st := newVisit(nil)
+	st.last = &frame.Reply{Message: "no such port"}
+	close(st.ended)
+	if err := st.awaitOpened(t.Context(), nil); err == nil || err.Error() != "no such port" {
+		t.Errorf("%v", err)
+	}
+	close(st.opened)
+	for range 100 { // both are true, in any order
+		must.Do(t, st.awaitOpened(t.Context(), nil))
+	}
+}
