@@ -181,11 +181,7 @@ print(sum(sums.values()))`)
 	d.says(in(c, "python", "print(open('later').read(), 'x' in globals())"), "kept False", "[new session: ")
 	// A kill: what calls before it left is there.
 	in(c, "bash", "echo last >last; cd /project; echo 3 >>config.ini")
-	patience.Until(t, "the patch is saved", func() bool {
-		out, _ := d.types("changes")
-		return strings.Contains(out, "work")
-	})
-	time.Sleep(time.Second) // the files are saved after the answer
+	in(c, "bash", "true") // which waits until the files and the patch are saved
 	c.Signal(syscall.SIGKILL)
 	c.Wait(patience.For(10 * time.Second))
 	c = d.window()
