@@ -1,10 +1,10 @@
 package interactive
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/oneshot"
@@ -36,7 +36,7 @@ func (v *Visits) code(r frame.Request, s *visit, spec interpreter.Spec) (*os.Fil
 			defer close(ended)
 			defer closeAll(files[:])
 			var err error
-			if status, err = oneshot.Code(ctx, v.table, spec, strings.NewReader(r.Code), signals); err != nil && ctx.Err() == nil {
+			if status, err = oneshot.Code(ctx, v.table, spec, bytes.NewReader(r.Contents), signals); err != nil && ctx.Err() == nil {
 				status = notRun
 				fmt.Fprintf(spec.Stderr, "nix-sandbox-agent: error: %v\n", err)
 			}

@@ -230,7 +230,8 @@ func TestVisits_OutputOutlastsItsProgram(t *testing.T) {
 	for name, program := range map[string]frame.Program{"shell": {}, "code": {Interpreter: true}} {
 		t.Run(name, func(t *testing.T) {
 			a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
-			a.Send(frame.Request{Type: frame.Open, ID: 2, Program: &program, Code: fmt.Sprintf("head -c %d /dev/zero; touch ended; (trap '' HUP; while sleep 0.01; do echo; done) &", late)})
+			text := fmt.Sprintf("head -c %d /dev/zero; touch ended; (trap '' HUP; while sleep 0.01; do echo; done) &", late)
+			a.Send(frame.Request{Type: frame.Open, ID: 2, Program: &program, Code: text, Contents: []byte(text)})
 			// A part of the window is for the other output.
 			first, _ := receive(t, a, func(text string, _ frame.Reply) bool { return len(text) >= frame.Window-frame.StreamPart })
 			patience.Until(t, "it has ended", func() bool {
@@ -254,7 +255,7 @@ func TestVisits_RunCode(t *testing.T) {
 		t.Fatalf("%+v", answer)
 	}
 	open := func(code string) {
-		a.Send(frame.Request{Type: frame.Open, ID: 2, Program: &frame.Program{Interpreter: true}, Code: code})
+		a.Send(frame.Request{Type: frame.Open, ID: 2, Program: &frame.Program{Interpreter: true}, Contents: []byte(code)})
 	}
 	open("import sys\nprint(sys.stdin.read().upper())\nprint('x' in globals(), file=sys.stderr)\n6 * 7")
 	receive(t, a, isType(frame.Opened))

@@ -52,7 +52,7 @@ func (p *program) kill() {
 }
 
 // start starts code in a new sandbox, and ends the start if a signal comes. The caller closes the program.
-func start(env chosen, code string, stdout, stderr io.Writer, signals <-chan os.Signal) (*program, error) {
+func start(env chosen, code []byte, stdout, stderr io.Writer, signals <-chan os.Signal) (*program, error) {
 	groups, err := env.groups()
 	if err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func start(env chosen, code string, stdout, stderr io.Writer, signals <-chan os.
 	box, err := p.starter.Start(ctx, spec)
 	if err == nil {
 		p.box = box.(sandbox.Visitable)
-		p.stream, err = p.box.Open(ctx, frame.Request{Program: &frame.Program{Interpreter: true}, Code: code}, nil)
+		p.stream, err = p.box.Open(ctx, frame.Request{Program: &frame.Program{Interpreter: true}, Contents: code}, nil)
 	}
 	switch {
 	case ctx.Err() != nil:

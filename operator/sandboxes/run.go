@@ -23,7 +23,7 @@ import (
 // and 1 s for the result to arrive.
 const endCodeWithin = 3 * time.Second
 
-// maxCode is the longest code, in bytes: a character takes up to six in a frame.
+// maxCode is the longest code, in bytes: in a frame it is base64.
 const maxCode = 11 << 20
 
 // maxSeconds bounds --timeout, in seconds: a year.
@@ -81,7 +81,7 @@ func runCode(o runOptions, streams cli.Streams, args []string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	code, fromStdin := o.code, false
+	code, fromStdin := []byte(o.code), false
 	if !o.hasCode {
 		name := "-"
 		if len(args) == 2 {
@@ -190,20 +190,20 @@ func await(p *program, limit time.Duration, signals <-chan os.Signal) (int, erro
 }
 
 // readCode reads the file of this name, or in if the name is "-".
-func readCode(name string, in io.Reader) (string, error) {
+func readCode(name string, in io.Reader) ([]byte, error) {
 	if name != "-" {
 		file, err := os.Open(name)
 		if err != nil {
-			return "", unreadable(err)
+			return nil, unreadable(err)
 		}
 		defer file.Close()
 		in = file
 	}
 	code, err := io.ReadAll(io.LimitReader(in, maxCode+1))
 	if err != nil {
-		return "", unreadable(err)
+		return nil, unreadable(err)
 	}
-	return string(code), nil
+	return code, nil
 }
 
 // unreadable returns the error for code that cannot be read.

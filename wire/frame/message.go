@@ -144,7 +144,7 @@ type Request struct {
 	Terminal *Terminal `json:"terminal,omitempty"`
 	// Port is a port of the sandbox's own loopback.
 	Port uint16 `json:"port,omitempty"`
-	// Program has a shell, or the interpreter, run Code without a terminal.
+	// Program has a shell run Code, or the interpreter run Contents, without a terminal.
 	Program *Program `json:"program,omitempty"`
 
 	// Ask numbers the question that a call or called is about, and More says that another
