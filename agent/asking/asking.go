@@ -222,7 +222,7 @@ func (a *Asking) relayQuestion(conn *os.File, in *bufio.Reader, size uint32) err
 	}
 	q := a.register()
 	if q == nil {
-		return refuse(conn, "tools are reached while a call of run is going on: this process outlived its call")
+		return refuse(conn, "the server answers code only while a call of run is going on: this process outlived its call")
 	}
 	// Whoever asked may be killed: then the answer is not wanted. The next question may come as
 	// soon as the answer is written, so this takes no place.
