@@ -36,7 +36,13 @@ type With struct {
 	Calls *watch.Server
 	// Charge charges principals.
 	Charge service.Layer
+	// Tools lets code call tools.
+	Tools Tools
 }
+
+// Tools adds the calling of tools to a server (package parts/toolbox). It is nil in programs of servers without tools,
+// which then have nothing of it.
+type Tools func(options *service.Options, server *service.Server) error
 
 // Add adds the parts that the settings of a server switch on, the outermost first.
 func Add(options *service.Options, server *service.Server, with With) error {
@@ -77,7 +83,10 @@ func Add(options *service.Options, server *service.Server, with With) error {
 		return err
 	}
 	addDesk(options, server, book, asked.Ask, with)
-	return addTools(options, server)
+	if with.Tools == nil {
+		return nil
+	}
+	return with.Tools(options, server)
 }
 
 // addFiles keeps what calls leave in /workspace/outputs, and copies it to a folder of the user's.
@@ -94,9 +103,6 @@ func addFiles(options *service.Options, server *service.Server, add func(service
 	}
 	return err
 }
-
-// addTools lets code call tools. A build with the tag toolbox sets it.
-var addTools = func(*service.Options, *service.Server) error { return nil }
 
 // patches saves the changes of sessions in a project that is an overlay. It returns nil for a
 // project of another mode, and if the changes cannot be saved.

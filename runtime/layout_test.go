@@ -49,58 +49,56 @@ func TestLayout_Rooms(t *testing.T) {
 	}
 	all := slices.Collect(maps.Keys(rooms))
 	count := 0
-	for _, tags := range []string{"", "toolbox"} {
-		list := must.Get(exec.Command("go", "list", "-tags", tags, "-f", `{{.ImportPath}} {{join .Imports " "}}`, "../...").Output())(t)
-		for line := range strings.Lines(string(list)) {
-			fields := strings.Fields(line)
-			path := strings.TrimPrefix(fields[0], module)
-			room := of(path, all)
-			for _, imported := range fields[1:] {
-				other, own := strings.CutPrefix(imported, module)
-				if room == "" || !own || of(other, all) == room {
-					continue
-				}
-				count++
-				if allowed := of(other, rooms[room]); allowed == "" || len(allowed) < len(of(other, all)) {
-					t.Errorf("%s imports %s", path, other)
-				}
+	list := must.Get(exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "../...").Output())(t)
+	for line := range strings.Lines(string(list)) {
+		fields := strings.Fields(line)
+		path := strings.TrimPrefix(fields[0], module)
+		room := of(path, all)
+		for _, imported := range fields[1:] {
+			other, own := strings.CutPrefix(imported, module)
+			if room == "" || !own || of(other, all) == room {
+				continue
+			}
+			count++
+			if allowed := of(other, rooms[room]); allowed == "" || len(allowed) < len(of(other, all)) {
+				t.Errorf("%s imports %s", path, other)
 			}
 		}
 	}
-	if count < 300 {
+	if count < 200 {
 		t.Errorf("only %d imports were looked at", count)
 	}
 }
 
-// JSON schemas are validated by the toolbox alone. The library compiles the drafts of the
-// specification when its program starts: 7 ms and 22,000 allocations, for every command. It comes
-// with mcp-go's server too.
-func TestLayout_NoProgramCompilesSchemasToStart(t *testing.T) {
+// JSON schemas are validated by the toolbox alone, which only the programs of servers with tools
+// have. The library compiles the drafts of the specification when its program starts: 7 ms and 22,000
+// allocations, for every command. It comes with mcp-go's server too.
+func TestLayout_NoOtherProgramHasTheToolbox(t *testing.T) {
 	must.Do(t, filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".." {
 			return fs.SkipDir
 		}
 		return err
 	}))
-	const validator = "github.com/santhosh-tekuri/jsonschema/v6"
-	programs := func(arguments ...string) []string {
-		list := must.Get(exec.Command("go", append([]string{"list", "-f", `{{if eq .Name "main"}}{{.ImportPath}} {{join .Deps " "}}{{end}}`}, arguments...)...).Output())(t)
-		return strings.Split(strings.TrimSpace(string(list)), "\n")
-	}
-	count := 0
-	for _, line := range programs("../...") {
-		if fields := strings.Fields(line); !strings.Contains(fields[0], "/tests/") {
-			count++
-			if slices.Contains(fields[1:], validator) {
-				t.Errorf("%s has %s", fields[0], validator)
-			}
+	const validator, gate = "github.com/santhosh-tekuri/jsonschema/v6", module + "parts/toolbox/gate"
+	list := must.Get(exec.Command("go", "list", "-f", `{{if eq .Name "main"}}{{.ImportPath}} {{join .Deps " "}}{{end}}`, "../...").Output())(t)
+	with, without := 0, 0
+	for line := range strings.Lines(string(list)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.Contains(fields[0], "/tests/") {
+			continue
+		}
+		has := slices.Contains(fields[1:], validator)
+		switch wants := strings.HasPrefix(fields[0], module+"operator/tools/"); {
+		case wants != has, wants != slices.Contains(fields[1:], gate):
+			t.Errorf("%s has the toolbox or %s: %v", fields[0], validator, has)
+		case wants:
+			with++
+		default:
+			without++
 		}
 	}
-	if count < 5 {
-		t.Errorf("only %d programs were looked at", count)
-	}
-	// The control: a server with tools does have it.
-	if list := programs("-tags", "toolbox", "./cmd/nix-sandbox-mcp"); len(list) != 1 || !slices.Contains(strings.Fields(list[0]), validator) {
-		t.Errorf("the server with tools does not have %s, so that this test finds nothing", validator)
+	if with != 3 || without < 5 {
+		t.Errorf("%d programs with the toolbox and %d without it were looked at", with, without)
 	}
 }

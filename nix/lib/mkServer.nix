@@ -253,7 +253,7 @@ let
     let
       inherit (plan) metadata;
       inherit (metadata) project;
-      # The same programs with the toolbox in them.
+      # The programs with the toolbox in them, or without.
       outside = if plan.tools == null then programs else programs.toolbox;
       server =
         pkgs.runCommandLocal "nix-sandbox-mcp-${programs.version}"

@@ -76,7 +76,6 @@ let
       # The folders that it is compiled from.
       folders,
       packages,
-      tags ? [ ],
     }:
     let
       # The way down to the folders, and what is in them.
@@ -99,7 +98,6 @@ let
         cp -r ${vendor} $out/vendor
       '';
       subPackages = packages;
-      inherit tags;
       env.CGO_ENABLED = 0;
       ldflags = [
         "-s"
@@ -156,6 +154,9 @@ let
     "builder/cmd/nix-sandbox-builder"
     "gateway/cmd/nix-sandbox-gateway"
     "operator/cmd/nix-sandbox-ctl"
+    "operator/tools/nix-sandbox-ctl-tools"
+    "operator/tools/nix-sandbox-gateway-tools"
+    "operator/tools/nix-sandbox-mcp-tools"
     "runtime/cmd/nix-sandbox-mcp"
   ];
   outside = compile {
@@ -164,14 +165,6 @@ let
     packages = outsidePackages ++ [ "tests/demo" ];
   };
 
-  # Apart, because only servers with tools have it: the same programs, compiled with the toolbox in
-  # them.
-  outsideToolbox = compile {
-    pname = "nix-sandbox-mcp-outside-toolbox";
-    folders = outsideFolders;
-    packages = outsidePackages;
-    tags = [ "toolbox" ];
-  };
   insideToolbox = compile {
     pname = "nix-sandbox-mcp-inside-toolbox";
     folders = [ "parts/toolbox/cmd" ];
@@ -227,14 +220,14 @@ let
         cp ${compiled}/bin/${name} $out/bin/
       '';
 
-  # The programs of a server.
-  outsidePrograms = compiled: {
-    gateway = program compiled "nix-sandbox-gateway" "Serves sandboxes to many clients over HTTP";
-    operator = program compiled "nix-sandbox-ctl" "Lets a user list, run and examine sandboxes";
-    runtime = program compiled "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
+  # The programs of a server. Those of one with tools have another ending.
+  outsidePrograms = ending: {
+    gateway = program outside "nix-sandbox-gateway${ending}" "Serves sandboxes to many clients over HTTP";
+    operator = program outside "nix-sandbox-ctl${ending}" "Lets a user list, run and examine sandboxes";
+    runtime = program outside "nix-sandbox-mcp${ending}" "Serves sandboxes over the Model Context Protocol";
   };
 in
-outsidePrograms outside
+outsidePrograms ""
 // {
   inherit version vendor;
 
@@ -243,7 +236,7 @@ outsidePrograms outside
     map (folder: lib.head (lib.splitString "/" folder)) (lib.concatLists (lib.attrValues sandboxFolders))
   );
 
-  toolbox = outsidePrograms outsideToolbox // {
+  toolbox = outsidePrograms "-tools" // {
     tool = program insideToolbox "tool" "Calls a tool from inside a sandbox";
   };
 

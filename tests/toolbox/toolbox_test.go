@@ -313,17 +313,3 @@ func TestLock(t *testing.T) {
 		t.Errorf("a damaged file: %v: %s", err, out)
 	}
 }
-
-// The packages of the toolbox are in programs that are built with its tag alone.
-func TestTag(t *testing.T) {
-	for _, program := range []string{"runtime/cmd/nix-sandbox-mcp", "gateway/cmd/nix-sandbox-gateway", "operator/cmd/nix-sandbox-ctl"} {
-		for tag, want := range map[string]bool{"none": false, "toolbox": true} {
-			cmd := exec.Command("go", "list", "-deps", "-tags", tag, "./"+program)
-			cmd.Dir = "../.."
-			out := must.Get(cmd.Output())(t)
-			if got := strings.Contains(string(out), "nix-sandbox-mcp/parts/toolbox/"); got != want {
-				t.Errorf("%s with the tag %s has the toolbox: %v", program, tag, got)
-			}
-		}
-	}
-}

@@ -1,6 +1,5 @@
-//go:build toolbox
-
-package main
+// Package tools has the commands of a server with [tools], and below it the programs of one.
+package tools
 
 import (
 	"fmt"
@@ -17,10 +16,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
-func init() { more = append(more, toolsCommand) }
-
-// toolsCommand manages the tools that code may call.
-func toolsCommand(std cli.Streams) *cobra.Command {
+// Command manages the tools that code may call.
+func Command(std cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{Use: "tools", Short: "Manage the tools that code may call"}
 	var path string
 	var check bool
