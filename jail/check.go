@@ -81,7 +81,7 @@ func (s *Spec) notStarted(why string) *Refusal {
 }
 
 func (s *Spec) namespaces(ctx context.Context) Finding {
-	return needed("user namespaces", "allowed", Check(ctx, s.Bubblewrap))
+	return needed("user namespaces", "allowed", s.Check(ctx))
 }
 
 // network tries the start of a sandbox with a network, without the proxy and the
@@ -98,7 +98,7 @@ func (s *Spec) network(ctx context.Context) Finding {
 		}
 	}
 	if err == nil {
-		err = s.Network.try(ctx, s.Bubblewrap)
+		err = s.tryNetwork(ctx)
 	}
 	return needed("network", "sandboxes can have a network of named hosts", err)
 }

@@ -30,7 +30,7 @@ type Child struct {
 // If root is the caller, the sandbox runs as a user that no other sandbox has, and this
 // process stays root.
 func (s *Spec) StartChild(child Child) (*os.Process, error) {
-	if err := namespacesAllowed(s.Bubblewrap); err != nil {
+	if err := s.namespacesAllowed(); err != nil {
 		return nil, err
 	}
 	if err := s.checkBinds(); err != nil {

@@ -24,23 +24,22 @@ const (
 	sysctlAppArmor = "kernel/apparmor_restrict_unprivileged_userns"
 )
 
-// Check returns the error that the start of a sandbox would return here with this
-// bubblewrap, or nil.
-func Check(ctx context.Context, bubblewrap string) error {
+// Check returns the error that the start of a sandbox would return here, or nil.
+func (s *Spec) Check(ctx context.Context) error {
 	user, err := hostUser(os.Getpid())
 	if err != nil {
 		return err
 	}
-	output, works := try(ctx, user, bubblewrap, smallest...)
-	if err := checkSysctls("/proc/sys", unix.Geteuid() == 0 && user == 0, func() bool { return works }); err != nil {
+	output, works := try(ctx, user, s.Bubblewrap, smallest...)
+	if err := s.checkSysctls("/proc/sys", unix.Geteuid() == 0 && user == 0, func() bool { return works }); err != nil {
 		return err
 	}
 	if works {
-		output, works = try(ctx, user, bubblewrap, usual...)
+		output, works = try(ctx, user, s.Bubblewrap, usual...)
 	}
 	if !works {
 		return &Refusal{
-			Problem: fmt.Sprintf("%s makes no sandbox here: %s", bubblewrap, output),
+			Problem: fmt.Sprintf("%s makes no sandbox here: %s", s.Bubblewrap, output),
 			Hint:    hintOfOutput(output),
 		}
 	}
@@ -63,38 +62,40 @@ func hintOfOutput(output string) string {
 
 // namespacesAllowed returns an error that names the sysctl which forbids user namespaces,
 // or nil. It is more useful than bubblewrap's "Permission denied".
-func namespacesAllowed(bubblewrap string) error {
-	return checkSysctls("/proc/sys", unix.Geteuid() == 0, func() bool {
-		_, works := try(context.Background(), 0, bubblewrap, smallest...)
+func (s *Spec) namespacesAllowed() error {
+	return s.checkSysctls("/proc/sys", unix.Geteuid() == 0, func() bool {
+		_, works := try(context.Background(), 0, s.Bubblewrap, smallest...)
 		return works
 	})
 }
 
 // checkSysctls reads the sysctls in a folder. It calls works only if they do not decide
 // the question.
-func checkSysctls(folder string, root bool, works func() bool) error {
+func (s *Spec) checkSysctls(folder string, root bool, works func() bool) error {
 	is := func(name, value string) bool {
 		text, err := os.ReadFile(filepath.Join(folder, name))
 		return err == nil && strings.TrimSpace(string(text)) == value
 	}
-	refuse := func(name, value, allowed string) error {
-		setting := strings.ReplaceAll(name, "/", ".")
+	refuse := func(name, value, hint string) error {
 		return &Refusal{
-			Problem: "this system forbids user namespaces: " + setting + " is " + value,
-			Hint:    "an administrator allows them with: sysctl -w " + setting + "=" + allowed,
+			Problem: "this system forbids user namespaces: " + strings.ReplaceAll(name, "/", ".") + " is " + value,
+			Hint:    hint,
 		}
+	}
+	set := func(name, allowed string) string {
+		return "an administrator allows them with: sysctl -w " + strings.ReplaceAll(name, "/", ".") + "=" + allowed
 	}
 	switch {
 	case is(sysctlMax, "0"):
-		return refuse(sysctlMax, "0", "15000")
+		return refuse(sysctlMax, "0", set(sysctlMax, "15000"))
 	case root:
 		return nil
 	case is(sysctlDebian, "0"):
-		return refuse(sysctlDebian, "0", "1")
+		return refuse(sysctlDebian, "0", set(sysctlDebian, "1"))
 	// AppArmor forbids them unless the program has a profile, and only a trial shows
-	// whether bubblewrap has one.
+	// whether the launcher has one.
 	case is(sysctlAppArmor, "1") && !works():
-		return refuse(sysctlAppArmor, "1", "0")
+		return refuse(sysctlAppArmor, "1", loadProfile(s.AppArmor))
 	}
 	return nil
 }

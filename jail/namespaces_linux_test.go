@@ -16,21 +16,25 @@ import (
 )
 
 func TestCheckSwitches(t *testing.T) {
+	const profile = "/nix/store/8a7l0n5gfc1k2mzs9xbw4rqdvyhj3ip6-nix-sandbox-0a1b2c3d"
 	for name, test := range map[string]struct {
 		switches map[string]string
 		root     bool
 		works    bool
+		profile  string
 		want     string // in the refusal; empty if there is none
+		hint     string
 	}{
-		"none of them":          {nil, false, false, ""},
-		"all open":              {map[string]string{sysctlMax: "15000", sysctlDebian: "1", sysctlAppArmor: "0"}, false, false, ""},
-		"no number left":        {map[string]string{sysctlMax: "0"}, false, true, "user.max_user_namespaces is 0"},
-		"no number, for root":   {map[string]string{sysctlMax: "0"}, true, true, "user.max_user_namespaces is 0"},
-		"Debian's":              {map[string]string{sysctlDebian: "0"}, false, true, "kernel.unprivileged_userns_clone is 0"},
-		"Debian's, for root":    {map[string]string{sysctlDebian: "0"}, true, false, ""},
-		"AppArmor's":            {map[string]string{sysctlAppArmor: "1"}, false, false, "kernel.apparmor_restrict_unprivileged_userns is 1"},
-		"AppArmor's, a profile": {map[string]string{sysctlAppArmor: "1"}, false, true, ""},
-		"AppArmor's, for root":  {map[string]string{sysctlAppArmor: "1"}, true, false, ""},
+		"none of them":          {},
+		"all open":              {switches: map[string]string{sysctlMax: "15000", sysctlDebian: "1", sysctlAppArmor: "0"}},
+		"no number left":        {switches: map[string]string{sysctlMax: "0"}, works: true, want: "user.max_user_namespaces is 0", hint: "sysctl -w user.max_user_namespaces=15000"},
+		"no number, for root":   {switches: map[string]string{sysctlMax: "0"}, root: true, works: true, want: "user.max_user_namespaces is 0", hint: "sysctl -w user."},
+		"Debian's":              {switches: map[string]string{sysctlDebian: "0"}, works: true, want: "kernel.unprivileged_userns_clone is 0", hint: "sysctl -w kernel.unprivileged_userns_clone=1"},
+		"Debian's, for root":    {switches: map[string]string{sysctlDebian: "0"}, root: true},
+		"AppArmor's":            {switches: map[string]string{sysctlAppArmor: "1"}, want: "kernel.apparmor_restrict_unprivileged_userns is 1", hint: "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"},
+		"AppArmor's, a file":    {switches: map[string]string{sysctlAppArmor: "1"}, profile: profile, want: "kernel.apparmor_restrict_unprivileged_userns is 1", hint: "sudo install -m 644 " + profile + " /etc/apparmor.d/nix-sandbox-0a1b2c3d && sudo apparmor_parser --replace /etc/apparmor.d/nix-sandbox-0a1b2c3d"},
+		"AppArmor's, a profile": {switches: map[string]string{sysctlAppArmor: "1"}, works: true},
+		"AppArmor's, for root":  {switches: map[string]string{sysctlAppArmor: "1"}, root: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			folder := t.TempDir()
@@ -39,14 +43,14 @@ func TestCheckSwitches(t *testing.T) {
 				must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
 				must.Do(t, os.WriteFile(file, []byte(value+"\n"), 0o600))
 			}
-			err := checkSysctls(folder, test.root, func() bool { return test.works })
+			err := (&Spec{AppArmor: test.profile}).checkSysctls(folder, test.root, func() bool { return test.works })
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
 			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
 				t.Errorf("error %v, want one with %q", err, test.want)
-			case test.want != "" && !strings.Contains(HintOf(err), "sysctl -w "):
-				t.Errorf("hint %q, want the command that fixes it", HintOf(err))
+			case test.want != "" && !strings.Contains(HintOf(err), test.hint):
+				t.Errorf("hint %q, want %q", HintOf(err), test.hint)
 			}
 		})
 	}

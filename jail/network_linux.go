@@ -70,7 +70,7 @@ func (s *Spec) readProxy() (*Spec, error) {
 // and ends with this process, which becomes bubblewrap. A process with the same user ends
 // by the signal of its parent's end; the kernel does not send that to another user, so
 // the proxy also watches a descriptor of this process.
-func (n *Network) start(proxy *Spec, events int) (*networkStep, error) {
+func (n *Network) start(proxy *Spec, appArmor string, events int) (*networkStep, error) {
 	fail := func(what string, err error) (*networkStep, error) {
 		return nil, fmt.Errorf("start the network's proxy: %s: %w", what, err)
 	}
@@ -110,7 +110,7 @@ func (n *Network) start(proxy *Spec, events int) (*networkStep, error) {
 	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, 0); err != nil {
 		return fail("keep the socket open", err)
 	}
-	result := &networkStep{Proxy: pair[0], Ports: n.Ports, Authorities: n.Authorities}
+	result := &networkStep{Proxy: pair[0], Ports: n.Ports, Authorities: n.Authorities, AppArmor: appArmor}
 	if n.Authorities != "" {
 		if result.Certificates, err = memfile("certificates", nil); err != nil {
 			return fail("keep the certificates", err)
@@ -180,14 +180,14 @@ func isOneLine(text []byte) bool {
 	return len(text) > 0 && !bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
-// try makes the network in an empty outer namespace, and returns the error that a start
+// tryNetwork makes the network in an empty outer namespace, and returns the error that a start
 // would return.
-func (n *Network) try(ctx context.Context, bubblewrap string) error {
+func (s *Spec) tryNetwork(ctx context.Context) error {
 	user, err := hostUser(os.Getpid())
 	if err != nil {
 		return err
 	}
-	command, err := step{Network: &networkStep{Proxy: firstExtra, Ports: n.Ports}}.command()
+	command, err := step{Network: &networkStep{Proxy: firstExtra, Ports: s.Network.Ports, AppArmor: s.AppArmor}}.command()
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (n *Network) try(ctx context.Context, bubblewrap string) error {
 		attributes = inNetwork(user, user)
 		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user), NoSetGroups: true}
 	}
-	output, works := attempt(ctx, attributes, []*os.File{passed}, command[0], append(command[1:], bubblewrap, "--version")...)
+	output, works := attempt(ctx, attributes, []*os.File{passed}, command[0], append(command[1:], s.Bubblewrap, "--version")...)
 	if works {
 		return nil
 	}

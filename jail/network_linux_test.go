@@ -209,21 +209,21 @@ func TestSecret_Open(t *testing.T) {
 }
 
 func TestNetworkRefused(t *testing.T) {
-	const bubblewrap = "/nix/store/b/bin/bwrap"
-	launcher := must.Get(os.Executable())(t)
+	step := &networkStep{AppArmor: "/nix/store/p-nix-sandbox-0a1b2c3d"}
 	for _, test := range []struct {
 		profile       string
 		err           error
 		problem, hint string
 	}{
-		{"unpriv_bwrap", unix.EPERM, `AppArmor's profile "unpriv_bwrap"`, "profile nix-sandbox-jail " + launcher},
-		{"unprivileged_userns", unix.EACCES, `AppArmor's profile "unprivileged_userns"`, "profile nix-sandbox-bwrap " + bubblewrap},
+		{"unpriv_bwrap", unix.EPERM, `AppArmor's profile "unpriv_bwrap"`, "apparmor_parser --replace /etc/apparmor.d/nix-sandbox-0a1b2c3d; or set network"},
+		{"unprivileged_userns", unix.EACCES, `AppArmor's profile "unprivileged_userns"`, "sudo install -m 644 /nix/store/p-nix-sandbox-0a1b2c3d "},
 		{"", fmt.Errorf("bind port 443: %w", unix.EACCES), "bind port 443", "--security-opt"},
+		{"nix-sandbox-0a1b2c3d", unix.EPERM, "no power over its own network", "--security-opt"},
 		{"unconfined", unix.EPERM, "no power over its own network", "--security-opt"},
 		{"unpriv_bwrap", unix.ENOMEM, "make the sandbox's network: cannot allocate memory", ""},
 		{"", &Refusal{"the proxy", "read this"}, "the proxy", "read this"},
 	} {
-		err := networkRefused(bubblewrap, test.profile, test.err)
+		err := step.networkRefused(test.profile, test.err)
 		if !strings.Contains(err.Error(), test.problem) || !strings.Contains(HintOf(err), test.hint) || (HintOf(err) == "") != (test.hint == "") {
 			t.Errorf("%q, %v: %v, hint %q", test.profile, test.err, err, HintOf(err))
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -36,10 +35,12 @@ type networkStep struct {
 	// authority, which the proxy sends.
 	Authorities  string `json:"authorities,omitempty"`
 	Certificates int    `json:"certificates,omitempty"`
+	// AppArmor is that of the [Spec].
+	AppArmor string `json:"apparmor,omitempty"`
 }
 
 // run runs the step, and closes the socket to the proxy.
-func (s *networkStep) run(bubblewrap string) error {
+func (s *networkStep) run() error {
 	unix.CloseOnExec(s.Proxy)
 	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
 	for _, direction := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
@@ -48,7 +49,7 @@ func (s *networkStep) run(bubblewrap string) error {
 		}
 	}
 	if err := makeNetwork(s.Proxy, s.Ports); err != nil {
-		return networkRefused(bubblewrap, appArmorProfile(), err)
+		return s.networkRefused(appArmorProfile(), err)
 	}
 	if s.Authorities != "" {
 		if err := addAuthority(s.Proxy, s.Certificates, s.Authorities); err != nil {
@@ -125,36 +126,20 @@ const networkHint = "a container needs user namespaces of its own: start it with
 
 // networkRefused returns the error for a step of the network that failed with err. profile
 // is this process's AppArmor profile.
-func networkRefused(bubblewrap, profile string, err error) error {
+func (s *networkStep) networkRefused(profile string, err error) error {
 	switch {
 	case !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES):
 		return fmt.Errorf("make the sandbox's network: %w", err)
-	case profile == "" || profile == "unconfined":
+	case profile == "" || profile == unconfined || strings.HasPrefix(profile, profileNames):
 		return &Refusal{
 			Problem: fmt.Sprintf("this system gives a new user namespace no power over its own network: %v", err),
 			Hint:    networkHint,
 		}
 	}
-	launcher, err2 := os.Executable()
-	if err2 != nil {
-		launcher = "/nix/store/*-nix-sandbox-jail-*/bin/nix-sandbox-jail"
-	}
-	const file = "/etc/apparmor.d/nix-sandbox-bwrap"
 	return &Refusal{
 		Problem: fmt.Sprintf("AppArmor's profile %q takes the capabilities from a new user namespace, and a sandbox's network is made with two of them: %v", profile, err),
-		Hint: fmt.Sprintf("an administrator allows it: write \"profile nix-sandbox-bwrap %s flags=(unconfined) { userns, }\" and \"profile nix-sandbox-jail %s flags=(unconfined) { userns, }\" to %s and run apparmor_parser -r %s; or set network = \"none\" for this environment",
-			bubblewrap, launcher, file, file),
+		Hint:    loadProfile(s.AppArmor) + "; or set network = \"none\" for this environment",
 	}
-}
-
-// appArmorProfile returns the profile that confines this process, or "".
-func appArmorProfile() string {
-	text, err := os.ReadFile("/proc/self/attr/current")
-	if err != nil {
-		return ""
-	}
-	profile, _, _ := strings.Cut(strings.TrimRight(string(text), "\x00\n"), " (")
-	return profile
 }
 
 // makeAddressesLocal makes every address local to the network namespace: packets to any

@@ -53,7 +53,7 @@ func (s *networkStep) startAndWait(parent int, args []string) error {
 	attributes.PidFD = &pidfd
 	child, err := syscall.ForkExec(args[0], args, &syscall.ProcAttr{Dir: "/", Env: oneProcessor, Files: []uintptr{0, 1, 2}, Sys: attributes})
 	if err != nil {
-		return networkRefused(args[0], appArmorProfile(), fmt.Errorf("make its namespaces: %w", err))
+		return s.networkRefused(appArmorProfile(), fmt.Errorf("make its namespaces: %w", err))
 	}
 	// The proxy waits for the end of this stream.
 	_ = unix.Close(s.Proxy)

@@ -43,6 +43,7 @@ func Run(args []string, version string, devices DeviceFinder) error {
 			Hint:    "give it the code on standard input",
 		}
 	}
+	EnterProfile()
 	spec, err := ReadSpec(args[0])
 	if err != nil {
 		return err

@@ -26,6 +26,9 @@ type Spec struct {
 	Schema int `json:"schema"`
 	// Bubblewrap is the absolute path of the program that makes the jail.
 	Bubblewrap string `json:"bubblewrap"`
+	// AppArmor is the absolute path of a profile that lets the launcher make user namespaces. An
+	// administrator may load it. It may be empty.
+	AppArmor string `json:"apparmor,omitempty"`
 	// Seccomp is the absolute path of the system call filter, as package
 	// seccomp encodes it.
 	Seccomp string `json:"seccomp"`

@@ -48,7 +48,7 @@ func (s *Spec) Start(request Request) error {
 	var network *networkStep
 	startNetwork := func() (err error) {
 		if s.Network != nil && network == nil {
-			network, err = s.Network.start(proxy, request.Events)
+			network, err = s.Network.start(proxy, s.AppArmor, request.Events)
 			s.yieldToHost()
 		}
 		return err
@@ -65,7 +65,7 @@ func (s *Spec) Start(request Request) error {
 	if err != nil {
 		return err
 	}
-	if err := namespacesAllowed(s.Bubblewrap); err != nil {
+	if err := s.namespacesAllowed(); err != nil {
 		return err
 	}
 	if err := newKeyring(); err != nil {

@@ -80,7 +80,7 @@ func RunStep(args []string) error {
 		}
 	}
 	if s.Network != nil {
-		if err := s.Network.run(command[0]); err != nil {
+		if err := s.Network.run(); err != nil {
 			return err
 		}
 	}

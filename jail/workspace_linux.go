@@ -72,7 +72,7 @@ func (s *Spec) StartWorkspace(project Project) error {
 	if err != nil {
 		return err
 	}
-	if err := namespacesAllowed(s.Bubblewrap); err != nil {
+	if err := s.namespacesAllowed(); err != nil {
 		return err
 	}
 	if err := newKeyring(); err != nil {

@@ -29,6 +29,23 @@ let
   launcher = lib.getExe programs.jail;
   devicesLauncher = lib.getExe programs.jailDevices;
 
+  # The AppArmor profile with which a launcher may make user namespaces; jail/apparmor_linux.go says how it is
+  # loaded. Each has a name of its own, so that servers of several versions work beside each other.
+  profileOf =
+    launcher:
+    let
+      name = "nix-sandbox-${
+        lib.substring 0 8 (
+          builtins.hashString "sha256" (builtins.unsafeDiscardStringContext "${launcher} ${bubblewrap}")
+        )
+      }";
+    in
+    "${pkgs.writeText name (
+      lib.replaceStrings [ "@name@" "@launcher@" "@bubblewrap@" ] [ name launcher bubblewrap ] (
+        lib.readFile ./apparmor.profile
+      )
+    )}";
+
   # Shared memory of processes (Python's multiprocessing asks for it), in MiB.
   shm_mb = 64;
 
@@ -480,8 +497,11 @@ let
       }
       // lib.optionalAttrs options.unsafe_devices { unsafe = true; };
 
+      own = if hasDevices then devicesLauncher else launcher;
+
       description = {
         schema = 1;
+        apparmor = profileOf own;
         inherit bubblewrap binds masks;
         flags = flagsOf {
           inherit (options) hostname workspace_mb;
@@ -534,7 +554,7 @@ let
 
       describe =
         verb:
-        "#!${if hasDevices then devicesLauncher else launcher}\n"
+        "#!${own}\n"
         + builtins.toJSON (
           description
           // {
@@ -637,7 +657,12 @@ let
       '';
 in
 {
-  inherit addition make describeProgram;
+  inherit
+    addition
+    make
+    describeProgram
+    profileOf
+    ;
 
   problems =
     location: _:

@@ -207,7 +207,9 @@ let
             # would interrupt it with signals.
             "GODEBUG=asyncpreemptoff=1"
           ];
-          jail = confined;
+          jail = confined // {
+            apparmor = jail.profileOf (lib.getExe programs.vm);
+          };
           project = {
             mount = "/project";
             reserved = import ../lib/reserved.nix;

@@ -42,6 +42,12 @@ let
         bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
         nsenter = lib.getExe' pkgs.util-linux "nsenter";
         shell = pkgs.runtimeShell;
+        # The loader starts bubblewrap and nsenter, which becomes the server.
+        profile = lib.replaceStrings [ "@name@" "@launcher@" "@bubblewrap@ ix" ] [
+          "nix-sandbox-archive"
+          "\"FOLDER/lib/loader\""
+          "${pkgs.runtimeShell} pux"
+        ] (lib.readFile ../backends/apparmor.profile);
         passthru.server = portable;
       }
       ''
@@ -80,6 +86,9 @@ let
         sed -e "s,@shell@,$shell,; s,@server@,$server," ${./portable.sh} > ${name}/bin/${name}
         if grep '@[a-z]*@' ${name}/bin/${name}; then exit 1; fi
         chmod +x ${name}/bin/${name}
+        # One file for AppArmor (nix/backends/apparmor.profile), whose ABI is named once.
+        { echo 'abi <abi/4.0>,'; { printf %s "$profile"; grep -E -- '-nix-sandbox-[0-9a-f]{8}$' $closure/store-paths | xargs cat; } | sed '/^abi /d; /^#/d'; } > ${name}/apparmor
+
         ln -s store/''${server#${builtins.storeDir}/}/share ${name}/share
         cp ${../../LICENSE} ${name}/LICENSE
 

@@ -56,11 +56,12 @@ hold() {
 holder=$(hold)
 if [ -z "$holder" ]; then
   for setting in kernel/unprivileged_userns_clone=0 user/max_user_namespaces=0 kernel/apparmor_restrict_unprivileged_userns=1; do
-    value= name=${setting%=*}
+    value= name=${setting%=*} hint='see https://github.com/nix-sandbox-mcp/nix-sandbox-mcp/blob/main/docs/troubleshooting.md#this-system-forbids-user-namespaces'
     [ ! -r "/proc/sys/$name" ] || read -r value <"/proc/sys/$name" || true
+    [ "$name" = "${name#*apparmor}" ] ||
+      hint="an administrator allows them to this archive's programs with: sed 's,FOLDER,${lib%/lib},' '${lib%/lib}/apparmor' | sudo tee /etc/apparmor.d/nix-sandbox-archive >/dev/null && sudo apparmor_parser --replace /etc/apparmor.d/nix-sandbox-archive"
     [ "$value" != "${setting#*=}" ] ||
-      fail "this system forbids user namespaces, with which sandboxes are made: ${name%%/*}.${name#*/} is $value" \
-        "see https://github.com/nix-sandbox-mcp/nix-sandbox-mcp/blob/main/docs/troubleshooting.md#this-system-forbids-user-namespaces"
+      fail "this system forbids user namespaces, with which sandboxes are made: ${name%%/*}.${name#*/} is $value" "$hint"
   done
   fail "no mount namespace could be made" "bubblewrap says why above; a container must allow user namespaces"
 fi

@@ -149,7 +149,7 @@ var bubblewrap = sync.OnceValues(func() (string, error) {
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return "", err
 	}
-	return path, jail.Check(context.Background(), path)
+	return path, (&jail.Spec{Bubblewrap: path}).Check(context.Background())
 })
 
 // Write writes the description of a sandbox into a folder of the test and returns

@@ -124,9 +124,15 @@ in
         with'.run.devices.names
         (with'.run.devices ? unsafe)
         (removeAttrs with'.run [
+          "apparmor"
           "devices"
           "flags"
-        ] == removeAttrs plain.run [ "flags" ])
+        ] == removeAttrs plain.run [
+          "apparmor"
+          "flags"
+        ])
+        # Each launcher has a profile of its own.
+        (with'.run.apparmor != plain.run.apparmor)
         (lib.subtractLists with'.run.flags plain.run.flags)
         (lib.subtractLists plain.run.flags with'.run.flags)
         (map (file: with'.run.devices.${file}) [
@@ -142,6 +148,7 @@ in
         "/dev/dri/renderD128"
       ]
       false
+      true
       true
       (
         let

@@ -83,6 +83,31 @@ func output(t *testing.T, cmd *exec.Cmd) string {
 	return string(text)
 }
 
+// The archive's AppArmor profiles are for its own loader and for the launchers in its store.
+func TestPortable_CarriesProfiles(t *testing.T) {
+	folder := filepath.Dir(filepath.Dir(unpacked(t)))
+	text := string(must.Get(os.ReadFile(filepath.Join(folder, "apparmor")))(t))
+	if !strings.HasPrefix(text, "abi <abi/4.0>,\n") || strings.Count(text, "abi <") != 1 || !strings.Contains(text, "\nprofile nix-sandbox-archive \"FOLDER/lib/loader\" ") {
+		t.Errorf("the profiles:\n%s", text)
+	}
+	launchers := 0
+	for path := range strings.FieldsSeq(text) {
+		inside, is := strings.CutPrefix(path, "/nix/store/")
+		if !is {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(folder, "store", inside)); err != nil {
+			t.Error(err)
+		}
+		if strings.HasSuffix(inside, "/bin/nix-sandbox-jail") {
+			launchers++
+		}
+	}
+	if launchers == 0 {
+		t.Errorf("no launcher has a profile:\n%s", text)
+	}
+}
+
 // What runs before the store is at its place needs none of it. Here the machine's own store
 // would hide a mistake.
 func TestPortable_OpensWithoutAStore(t *testing.T) {

@@ -68,6 +68,7 @@ type options struct {
 	store, path, env    []string
 	files, chdir        string
 	places              []string // FILE=PATH
+	policy              string
 	mode                guest.Mode
 	memory, cpus        int
 	gpu                 bool
@@ -127,6 +128,8 @@ func parse(arguments []string) (options, error) {
 	flags.BoolFunc("delegate", "a cgroup subtree of the user's own (the default)", mode(guest.Delegate))
 	flags.BoolFunc("no-delegate", "no cgroup of the user's own", mode(guest.NoDelegate))
 	flags.BoolFunc("no-userns", "that, and user namespaces switched off", mode(guest.NoUserns))
+	flags.BoolFunc("restricted", "no cgroup, and only programs with an AppArmor profile may make user namespaces", mode(guest.Restricted))
+	flags.StringVar(&o.policy, "policy", "", "with --restricted, a `file` of compiled AppArmor profiles")
 	flags.BoolFunc("systemd", "a Debian whose systemd manages the user's services", mode(guest.Systemd))
 	flags.IntVar(&o.memory, "memory", 1024, "the machine's memory in `MB`, 256 to 8192")
 	flags.IntVar(&o.cpus, "cpus", 2, "its processors, 1 to 8")
@@ -211,6 +214,11 @@ func boot(ctx context.Context, o options) (int, error) {
 		return statusMachine, err
 	}
 	request.Places = places
+	if o.policy != "" {
+		if request.Policy, err = os.ReadFile(o.policy); err != nil {
+			return statusMachine, err
+		}
+	}
 	if request.Folder == "" && request.Files {
 		request.Folder = "/tests"
 	}

@@ -44,6 +44,9 @@ const (
 	NoDelegate Mode = "no-delegate"
 	// NoUserns gives no cgroup and forbids user namespaces.
 	NoUserns Mode = "no-userns"
+	// Restricted is NoDelegate under an AppArmor profile that forbids user namespaces to programs without a
+	// profile of their own, as Ubuntu does.
+	Restricted Mode = "restricted"
 	// Systemd boots a small Debian. Its systemd manages the user's services, and
 	// the command runs in a cgroup that is root's, as in a login session.
 	Systemd Mode = "systemd"
@@ -60,10 +63,16 @@ type Request struct {
 	Path    []string `json:"path"`    // folders for PATH
 	Env     []string `json:"env"`     // NAME=VALUE, added to the machine's own
 	Command []string `json:"command"` // the program is looked up on PATH
+	// Policy is compiled AppArmor profiles, in the mode Restricted alone. The command starts under the one
+	// named [RestrictedProfile].
+	Policy []byte `json:"policy"`
 	// Places holds the text of files of Debian's, by their paths, in the mode
 	// Systemd alone. A socket unit among them is started with the machine.
 	Places map[string]string `json:"places"`
 }
+
+// RestrictedProfile is the profile of users in the mode [Restricted].
+const RestrictedProfile = "restricted"
 
 // A Message is one line from the machine: first Up, then Output as it comes, at
 // last Ended.

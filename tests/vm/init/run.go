@@ -175,7 +175,7 @@ func environment(request guest.Request) []string {
 		"PATH=" + strings.Join(append(request.Path, "/bin", "/usr/bin"), ":"),
 		"TMPDIR=/tmp",
 		"USER=user",
-		"XDG_RUNTIME_DIR=" + runtime,
+		"XDG_RUNTIME_DIR=" + runtimeDir,
 	}, request.Env...)
 }
 

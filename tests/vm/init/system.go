@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -14,9 +15,9 @@ import (
 )
 
 const (
-	home    = "/home/user"
-	runtime = "/run/user/1000"
-	cgroups = "/sys/fs/cgroup"
+	home       = "/home/user"
+	runtimeDir = "/run/user/1000"
+	cgroups    = "/sys/fs/cgroup"
 )
 
 // newRoot leaves the initial RAM disk for a tmpfs. On the former pivot_root
@@ -84,7 +85,28 @@ func setUp(request guest.Request, devices devices) (string, error) {
 			return "", fmt.Errorf("forbidding user namespaces: %w", err)
 		}
 	}
+	if request.Mode == guest.Restricted {
+		if err := restrict(request.Policy); err != nil {
+			return "", err
+		}
+	}
 	return cgroup(request.Mode)
+}
+
+// restrict loads AppArmor profiles, and has what this thread executes start under that of users.
+func restrict(policy []byte) error {
+	const security = "/sys/kernel/security"
+	if err := system.Mount("securityfs", security, "securityfs", 0, ""); err != nil {
+		return err
+	}
+	if err := os.WriteFile(security+"/apparmor/.load", policy, 0); err != nil {
+		return fmt.Errorf("loading AppArmor profiles: %w", err)
+	}
+	runtime.LockOSThread()
+	if err := os.WriteFile("/proc/thread-self/attr/apparmor/exec", []byte("exec "+guest.RestrictedProfile), 0); err != nil {
+		return fmt.Errorf("choosing a profile: %w", err)
+	}
+	return nil
 }
 
 // shareGPU gives the node of the graphics card to a group, as the rules of udev do.
@@ -105,7 +127,7 @@ func furnish(request guest.Request) error {
 			return err
 		}
 	}
-	for _, folder := range []string{"/etc", "/bin", "/boot", "/usr/bin", "/var", "/home", filepath.Dir(runtime)} {
+	for _, folder := range []string{"/etc", "/bin", "/boot", "/usr/bin", "/var", "/home", filepath.Dir(runtimeDir)} {
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			return err
 		}
@@ -113,7 +135,7 @@ func furnish(request guest.Request) error {
 	if err := os.Symlink("/tmp", "/var/tmp"); err != nil {
 		return err
 	}
-	for _, folder := range []string{home, runtime} {
+	for _, folder := range []string{home, runtimeDir} {
 		if err := os.Mkdir(folder, 0o700); err != nil {
 			return err
 		}

@@ -29,6 +29,7 @@ const exitRefused = 125
 func init() { runtime.LockOSThread() }
 
 func main() {
+	jail.EnterProfile()
 	status, err := run(os.Args[1:])
 	if err != nil {
 		message := "nix-sandbox-vm: error: " + err.Error() + "\n"
