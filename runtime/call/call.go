@@ -243,10 +243,15 @@ func DiedDuring(err error) *sandbox.DeadError {
 	return dead
 }
 
-// Outcome returns the outcome of a call in one word: the result's own outcome, cancelled, died or
+// OutcomeFailed is the outcome of a call whose code ended by itself with another status than 0.
+const OutcomeFailed = "failed"
+
+// Outcome returns the outcome of a call in one word: the result's own outcome, failed, cancelled, died or
 // refused.
 func Outcome(result Result, err error) string {
 	switch {
+	case err == nil && result.Outcome == frame.OutcomeOK && result.ExitCode != 0:
+		return OutcomeFailed
 	case err == nil:
 		return result.Outcome
 	case errors.Is(err, context.Canceled):

@@ -29,7 +29,7 @@ func TestLog_WritesALineForEachCall(t *testing.T) {
 		answer fixed
 		want   []string
 	}{
-		"ended":       {fixed{ok, nil}, []string{`level=INFO msg=call env=bash session=s outcome=ok exit_code=3 duration_ms=N code_bytes=4 output_bytes=5 principal=alice`}},
+		"ended":       {fixed{ok, nil}, []string{`level=INFO msg=call env=bash session=s outcome=failed exit_code=3 duration_ms=N code_bytes=4 output_bytes=5 principal=alice`}},
 		"died":        {fixed{Result{}, dead}, []string{`level=ERROR msg="sandbox died" env=bash session=s reason="the agent ended" log="no space"`, `level=INFO msg=call env=bash session=s outcome=died exit_code=0`}},
 		"not started": {fixed{Result{}, &StartError{"bash", dead}}, []string{`level=ERROR msg="sandbox died"`, `outcome=refused`}},
 		"refused":     {fixed{Result{}, &NoSessionError{"s"}}, []string{`outcome=refused exit_code=0 duration_ms=N code_bytes=4 output_bytes=0 principal=alice reason="there is no session \"s\""`}},

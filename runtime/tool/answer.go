@@ -138,9 +138,9 @@ func (a answer) problem() string {
 	case errors.As(a.err, &inUse):
 		return usedElsewhere(inUse)
 	case errors.As(a.err, &otherEnv) && otherEnv.Changed:
-		return fmt.Sprintf("session %q has changed files of the project, which its sandbox with further packages would not have: go on in env %q, or use another session id for %q", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
+		return fmt.Sprintf("session %q has changed files of the project, which its sandbox with further packages would not have: go on in env %q, or use another session name for %q", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
 	case errors.As(a.err, &otherEnv):
-		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q (the operator's option shared_files would let both have its files)", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
+		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session name for %q (the operator's option shared_files would let both have its files)", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
 	case errors.As(a.err, &full):
 		return noFurtherSession(full)
 	case errors.As(a.err, &start):
@@ -206,7 +206,7 @@ func notBranched(refused *call.BranchError) string {
 	case call.Unknown:
 		return fmt.Sprintf("there is no session %q of env %q to begin from: call without from, or name one that there is", refused.From, refused.Env)
 	case call.Existing:
-		return fmt.Sprintf("session %q exists already: leave from out to go on in it, or use a new session id for a copy of %q", refused.Session, refused.From)
+		return fmt.Sprintf("session %q exists already: leave from out to go on in it, or use a new session name for a copy of %q", refused.Session, refused.From)
 	case call.Branchless:
 		return fmt.Sprintf("a session of env %q cannot begin as a copy of another one: leave from out", refused.Env)
 	}
@@ -219,7 +219,7 @@ func usedElsewhere(inUse *call.InUseError) string {
 	if inUse.PID > 0 {
 		who = fmt.Sprintf(" (process %d%s)", inUse.PID, strings.TrimSuffix(", "+inUse.About, ", "))
 	}
-	return fmt.Sprintf("session %q and its kept files are in use by another server of this user%s: use another session id, or end that server", inUse.Session, who)
+	return fmt.Sprintf("session %q and its kept files are in use by another server of this user%s: use another session name, or end that server", inUse.Session, who)
 }
 
 // output returns the shown part of a stream, with a remark if a part is left out. It returns "" if

@@ -435,7 +435,7 @@ func TestRun_Facts(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture) {
 		got := f.bash("s", "sleep 2; exit 3").Meta.AdditionalFields
 		want := map[string]any{
-			"nix-sandbox-mcp/outcome": "ok", "nix-sandbox-mcp/exit_code": 3, "nix-sandbox-mcp/state": "kept", "nix-sandbox-mcp/truncated": false,
+			"nix-sandbox-mcp/outcome": "failed", "nix-sandbox-mcp/exit_code": 3, "nix-sandbox-mcp/state": "kept", "nix-sandbox-mcp/truncated": false,
 			"nix-sandbox-mcp/duration_ms": int64(2000),
 			"nix-sandbox-mcp/limits_by":   "machine",
 			"nix-sandbox-mcp/closure":     "the-closure",
@@ -459,7 +459,7 @@ func (f failing) Answer(context.Context, call.Call) (call.Result, error) {
 func TestRun_WordsErrors(t *testing.T) {
 	dead := &sandbox.DeadError{Reason: "the agent ended", Log: "no space"}
 	for want, err := range map[string]error{
-		`session "s" belongs to env "bash": call it with that env, or use another session id for "cat" (the operator's option shared_files would let both have its files)`: &call.OtherEnvError{Session: "s", Has: "bash", Wanted: "cat"},
+		`session "s" belongs to env "bash": call it with that env, or use another session name for "cat" (the operator's option shared_files would let both have its files)`: &call.OtherEnvError{Session: "s", Has: "bash", Wanted: "cat"},
 		`all 2 sessions are in use; idle: one (bash, 3 s): go on in one of these, or call without session`:                                                                 &call.FullError{Max: 2, Idle: []call.IdleSession{{ID: "one", Env: "bash", Idle: 3 * time.Second}}},
 		`all 2 sessions are in use and none is idle: wait until a call has ended, or call without session`:                                                                 &call.FullError{Max: 2},
 		`the sandbox of env "bash" did not start: the agent ended; its log ends: no space: ask the user to run nix-sandbox-mcp doctor`:                                     &call.StartError{Env: "bash", Err: dead},

@@ -66,7 +66,7 @@ var mistakes = []mistake{
 	{"lines for code", map[string]any{"env": "python", "code": []string{"a = 1", "a"}}, "code is not a string: call run with code (a string)", code("python", "a = 1\na")},
 	{"a list for env", map[string]any{"env": []string{"python"}, "code": "1"}, "env is not a string: call run with", code("python", "1")},
 	{"a session with a space", kept("my session", "python", "1"), "must be 1 to 64 letters, digits, _ or -", kept("my-session", "python", "1")},
-	{"a session of another env", kept("theirs", "bash", "echo 1"), `session "theirs" belongs to env "python": call it with that env, or use another session id`, kept("others", "bash", "echo 1")},
+	{"a session of another env", kept("theirs", "bash", "echo 1"), `session "theirs" belongs to env "python": call it with that env, or use another session name`, kept("others", "bash", "echo 1")},
 
 	// The language is another.
 	{"a command in Python", code("python", "ls\n"), "[hint: this env runs another language: choose env by the code's]", code("bash", "ls\n")},

@@ -107,7 +107,7 @@ func TestSessions_RunSideBySide(t *testing.T) {
 func TestSession_RefusesOtherEnvironment(t *testing.T) {
 	c := start(t, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments(t)))
 	in(c, "s", "bash", "x=1")
-	if answer := in(c, "s", "python", "1"); !answer.IsError || answer.Text() != `session "s" belongs to env "bash": call it with that env, or use another session id for "python" (the operator's option shared_files would let both have its files)` {
+	if answer := in(c, "s", "python", "1"); !answer.IsError || answer.Text() != `session "s" belongs to env "bash": call it with that env, or use another session name for "python" (the operator's option shared_files would let both have its files)` {
 		t.Errorf("answer %+v", answer)
 	}
 	expect(t, in(c, "s", "bash", "echo $x"), "1\n")

@@ -34,7 +34,7 @@ class Calls:
 
     def test_code_is_run(self):
         got = self.client.run("import sys; print('out', end=''); print('[exit status 0]', file=sys.stderr); sys.exit(3)", "python")
-        self.assertEqual((got.stdout, got.stderr, got.exit_code, got.outcome), ("out", "[exit status 0]\n", 3, "ok"))
+        self.assertEqual((got.stdout, got.stderr, got.exit_code, got.outcome), ("out", "[exit status 0]\n", 3, "failed"))
         self.assertEqual(got.remarks, "[exit status 3]")
         self.assertFalse(got.ok)
         quiet = self.client.run("", "python")

@@ -65,7 +65,7 @@ type Call struct {
 	Env       string    `json:"env"`
 	Session   string    `json:"session,omitempty"`
 	Began     time.Time `json:"began"`
-	// Outcome is empty while the call runs, and "failed" if the code ended with an error.
+	// Outcome is that of [call.Outcome], and empty while the call runs.
 	Outcome  string        `json:"outcome,omitempty"`
 	Reason   string        `json:"reason,omitempty"`
 	ExitCode int           `json:"exit_code"`

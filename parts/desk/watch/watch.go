@@ -20,7 +20,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 const (
@@ -42,8 +41,6 @@ const (
 	maxFiles   = 32
 	maxImage   = 2 << 20
 	maxImages  = 16 << 20
-	// codeFailed is the outcome of a call whose code ended by itself with another status than 0.
-	codeFailed = "failed"
 )
 
 // Server is the state of a server. It is an Observer of calls, and safe for
@@ -104,9 +101,6 @@ func (s *Server) Begin(c call.Call) (end func(call.Result, error)) {
 
 func (s *Server) end(one Call, result call.Result, err error) {
 	one.Outcome, one.ExitCode, one.Took = call.Outcome(result, err), result.ExitCode, time.Since(one.Began)
-	if one.Outcome == frame.OutcomeOK && one.ExitCode != 0 {
-		one.Outcome = codeFailed
-	}
 	if err != nil && call.DiedDuring(err) == nil {
 		one.Reason = bounded.Head(tool.Sentence(err), maxRemark)
 	}

@@ -32,7 +32,7 @@ func TestCalls_OfCodeThatFails(t *testing.T) {
 	ran(s, call.Call{Principal: "alice"}, wrong, nil)
 	ran(s, call.Call{Principal: "alice"}, result(""), nil)
 	snapshot := s.Now()
-	if got := snapshot.Recent; len(got) != 2 || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, codeFailed) || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, "ok") {
+	if got := snapshot.Recent; len(got) != 2 || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, call.OutcomeFailed) || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, "ok") {
 		t.Errorf("outcomes %+v", got)
 	}
 	if p := snapshot.Principals; len(p) != 1 || p[0].Failed != 1 || p[0].Calls != 2 {

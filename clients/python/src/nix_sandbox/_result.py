@@ -67,8 +67,8 @@ class Result:
     stderr: str
     #: 128 + N if signal N ended the code.
     exit_code: int
-    #: ``ok`` if the code ended by itself; otherwise ``timeout``, ``cancelled``, ``memory``,
-    #: ``limit`` or ``crashed``.
+    #: ``ok``, or ``failed`` if the code ended by itself with another exit status than 0; otherwise
+    #: ``timeout``, ``cancelled``, ``memory``, ``limit`` or ``crashed``.
     outcome: str
     #: How long the code ran, in seconds.
     duration: float
@@ -84,7 +84,7 @@ class Result:
     @property
     def ok(self) -> bool:
         """Whether the code ended by itself with exit status 0."""
-        return self.outcome == "ok" and self.exit_code == 0
+        return self.outcome == "ok"
 
     @property
     def timed_out(self) -> bool:
