@@ -37,7 +37,7 @@ const stopped = 128 + int(unix.SIGKILL)
 // limits, and is nil if there are none. The code's stdin is spec.Null, or empty if that is
 // nil.
 func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
-	return UnderLimits(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
+	return underLimits(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
 		spec := spec
 		var finish func() error
 		var err error
@@ -53,9 +53,9 @@ func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, 
 	})
 }
 
-// UnderLimits calls run and returns its results. Meanwhile keeper enforces the limits of
+// underLimits calls run and returns its results. Meanwhile keeper enforces the limits of
 // the sandbox: if one is crossed, everything is killed, and a line is written to log.
-func UnderLimits(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, log io.Writer, run func(context.Context) (int, error)) (int, error) {
+func underLimits(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, log io.Writer, run func(context.Context) (int, error)) (int, error) {
 	if keeper == nil {
 		return run(ctx)
 	}

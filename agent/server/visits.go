@@ -35,7 +35,7 @@ func (s *Server) answerBeside(req frame.Request) error {
 	}
 	if req.Type == frame.Open && req.Port == 0 {
 		s.asking.Begin(req.ID)
-		if req.Program != nil {
+		if req.Program != nil || req.Terminal != nil {
 			s.beginProgram(req.ID)
 		}
 	}

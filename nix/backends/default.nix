@@ -19,8 +19,8 @@
 # and make gives
 #
 # {
-#   bin             the contents of the programs in bin/, by name: run, session-run,
-#                   attach and check (docs/contracts.md, C1)
+#   bin             the contents of the programs in bin/, by name: run, session-run
+#                   and check (docs/contracts.md, C1)
 #   contents        the folder that holds everything that is in the sandbox
 #   closure         a hash of it
 #   needs           a string that is equal for sandboxes that need the same of a

@@ -582,7 +582,6 @@ let
       bin = {
         run = describe "run";
         session-run = describe "serve";
-        attach = describe "attach";
         check = describe "serve";
         grow = describe "serve";
         workspace = describe "serve";

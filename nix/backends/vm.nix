@@ -101,7 +101,7 @@ let
           mkdir -p root/nix/store root/programs root/dev root/proc root/sys root/tmp root/project root/layer
           xargs cp --archive --reflink=auto --target-directory=root/nix/store < $closure/store-paths
           cp --archive --reflink=auto $contents root/nix/store/
-          for name in run session-run attach; do
+          for name in run session-run; do
             printf %s "''${bin[$name]}" > root/programs/$name
             chmod +x root/programs/$name
           done
@@ -228,7 +228,6 @@ let
       bin = lib.genAttrs [
         "run"
         "session-run"
-        "attach"
         "check"
       ] (_: description);
       inherit (inner) contents closure;

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -18,7 +17,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -78,30 +76,6 @@ func unusable(name string, now *registry.Snapshot) error {
 	}
 	return command.End(command.NoSandbox, fmt.Sprintf("environment %q cannot be used: %s", name, cmp.Or(entry.Reason, "it could not be loaded")),
 		"correct it and build it again")
-}
-
-// spec returns the settings for the artifact's bin/attach, which starts programs for users.
-func (c chosen) spec() (interactive.Spec, error) {
-	path := filepath.Join(filepath.Dir(c.Exec), "attach")
-	if _, err := os.Stat(path); err != nil {
-		return interactive.Spec{}, &config.Error{
-			Problem: fmt.Sprintf("environment %q lacks the program that run and shell start: %v", c.Name, err),
-			Hint:    "build it again with this version's mkSandbox",
-		}
-	}
-	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.host.Environ()...), Reports: c.Reports}
-	var err error
-	if spec.Groups, err = c.groups(); err != nil {
-		return spec, err
-	}
-	if spec.Groups != nil {
-		spec.Limits = cgroup.Limits{Memory: c.MemoryMB << 20, Tasks: int(c.PIDs), CPUs: c.CPUs}
-		spec.Limits = spec.Limits.With(cgroup.Limits{Memory: c.OverheadMB << 20, Tasks: int(c.OverheadPIDs)})
-		if c.Network != nil {
-			spec.Limits = spec.Limits.WithNetwork()
-		}
-	}
-	return spec, nil
 }
 
 // groups returns what makes the control group of a sandbox; nil if there are none, so that the agent's limit keeper

@@ -33,26 +33,42 @@ const (
 	closeWithin = 3 * time.Second
 )
 
-// program is code that runs in a new sandbox.
+// program is a program of the user's in a new sandbox. It is a [terminal.Program].
 type program struct {
 	env     chosen
 	starter *framed.Starter
 	box     sandbox.Visitable
 	stream  sandbox.Stream
 
-	ended     chan struct{} // closed when the code has ended and its output is written
+	ended     chan struct{}
 	unwritten error
 	killed    bool // by the user, or at its time limit
 }
 
-// kill ends the sandbox.
-func (p *program) kill() {
+// Kill ends the sandbox.
+func (p *program) Kill() {
 	p.killed = true
 	p.box.Kill()
 }
 
-// start starts code in a new sandbox, and ends the start if a signal comes. The caller closes the program.
-func start(env chosen, code []byte, stdout, stderr io.Writer, signals <-chan os.Signal) (*program, error) {
+// Type sends input to the program.
+func (p *program) Type(data []byte) error {
+	_, err := p.stream.Write(data)
+	return err
+}
+
+// CloseInput ends the program's input.
+func (p *program) CloseInput() error { return p.stream.CloseWrite() }
+
+// Resize tells the program its terminal's new size.
+func (p *program) Resize(t frame.Terminal) error { return p.stream.Resize(t) }
+
+// Ended is closed when the program has ended and its output is written.
+func (p *program) Ended() <-chan struct{} { return p.ended }
+
+// startProgram starts a program in a new sandbox, and ends the start if a signal comes. The sandbox logs to log. The
+// caller closes the program.
+func startProgram(env chosen, request frame.Request, stdout, stderr, log io.Writer, signals <-chan os.Signal) (*program, error) {
 	groups, err := env.groups()
 	if err != nil {
 		return nil, err
@@ -67,7 +83,12 @@ func start(env chosen, code []byte, stdout, stderr io.Writer, signals <-chan os.
 	spec.Upper = env.host.Project.IsOverlay()
 	spec.Warm = true // so that it has its variables before code runs
 	p := &program{env: env, ended: make(chan struct{})}
-	p.starter = framed.New(slog.New(logLines{stderr}), framed.Options{StartTimeout: env.settings.StartWithin, Groups: groups})
+	p.starter = framed.New(slog.New(framed.Lines(func(line string) {
+		// The agent's own lines are for a server: the remarks have their substance.
+		if !strings.HasPrefix(line, "nix-sandbox-agent: ") {
+			fmt.Fprintln(log, line)
+		}
+	})), framed.Options{StartTimeout: env.settings.StartWithin, Groups: groups})
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
 	begun := make(chan struct{})
@@ -87,7 +108,7 @@ func start(env chosen, code []byte, stdout, stderr io.Writer, signals <-chan os.
 	box, err := p.starter.Start(ctx, spec)
 	if err == nil {
 		p.box = box.(sandbox.Visitable)
-		p.stream, err = p.box.Open(ctx, frame.Request{Program: &frame.Program{Interpreter: true}, Contents: code}, nil)
+		p.stream, err = p.box.Open(ctx, request, nil)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -135,12 +156,12 @@ func (p *program) show(stdout, stderr io.Writer) {
 // feed copies in to the code's standard input until either ends.
 func (p *program) feed(in io.Reader) {
 	_, _ = io.Copy(p.stream, in)
-	_ = p.stream.CloseWrite()
+	_ = p.CloseInput()
 }
 
-// wait waits for the end of the code and returns its exit status: 128 + N if signal N ended it. That its output could
+// Wait waits for the end of the program and returns its exit status: 128 + N if signal N ended it. That its output could
 // not be written is an error, unless the reader of the output went away.
-func (p *program) wait() (int, error) {
+func (p *program) Wait() (int, error) {
 	<-p.ended
 	switch {
 	case errors.Is(p.unwritten, syscall.EPIPE):
@@ -151,8 +172,9 @@ func (p *program) wait() (int, error) {
 	return p.stream.ExitCode(), nil
 }
 
-// left copies the outputs, and returns the remarks that the model would read.
-func (p *program) left(kept *outputs.Folder) []string {
+// left returns the remarks that the model would read, after the files that the program has left are copied to kept.
+// Without files, it says nothing about these.
+func (p *program) left(kept *outputs.Folder, files bool) []string {
 	if p.killed {
 		return nil
 	}
@@ -161,10 +183,13 @@ func (p *program) left(kept *outputs.Folder) []string {
 	// A call without code finds the files, and the limit that was crossed.
 	ran, err := p.box.Run(ctx, sandbox.Request{Timeout: lookWithin})
 	result := call.Result{Result: ran}
-	if limit := ran.Limit; limit != nil {
+	if ran.Limit != nil {
 		result.Outcome = frame.OutcomeLimit
 	}
-	if kept != nil && len(result.Files) > 0 {
+	switch {
+	case !files:
+		result.Files = nil
+	case kept != nil && len(result.Files) > 0:
 		result.Notes = append(result.Notes, kept.Copy(ctx, "", ".", p.box, result.Files))
 		result.Files = nil
 	}
@@ -198,21 +223,3 @@ func (p *program) changesProject() bool {
 
 // close ends the sandbox.
 func (p *program) close() { p.starter.Close(closeWithin) }
-
-// logLines is a [slog.Handler] that passes on the sandbox's own log.
-type logLines struct{ w io.Writer }
-
-func (l logLines) Enabled(context.Context, slog.Level) bool { return true }
-func (l logLines) WithAttrs([]slog.Attr) slog.Handler       { return l }
-func (l logLines) WithGroup(string) slog.Handler            { return l }
-
-func (l logLines) Handle(_ context.Context, record slog.Record) error {
-	record.Attrs(func(a slog.Attr) bool {
-		// The agent's own lines are for a server: the remarks have their substance.
-		if text := a.Value.String(); a.Key == framed.LogLine && !strings.HasPrefix(text, "nix-sandbox-agent: ") {
-			fmt.Fprintln(l.w, text)
-		}
-		return true
-	})
-	return nil
-}

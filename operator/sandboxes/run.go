@@ -17,6 +17,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/outputs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // endCodeWithin is the time for code to end after an interrupt: the agent's grace period of 2 s,
@@ -112,20 +113,20 @@ func runCode(o runOptions, streams cli.Streams, args []string) (int, error) {
 	// The signal must not end this program before that.
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(signals)
-	p, err := start(env, code, stdout, stderr, signals)
+	p, err := startProgram(env, frame.Request{Program: &frame.Program{Interpreter: true}, Contents: code}, stdout, stderr, stderr, signals)
 	if err != nil {
 		return 0, err
 	}
 	defer p.close()
 	if fromStdin || terminal.Is(streams.In) {
-		_ = p.stream.CloseWrite()
+		_ = p.CloseInput()
 	} else {
 		go p.feed(streams.In) // a read of standard input may last as long as the process
 	}
 	status, err := await(p, limit, signals)
 	terminal.Reset(stdout)
 	terminal.Reset(stderr)
-	for _, line := range p.left(kept) {
+	for _, line := range p.left(kept, true) {
 		fmt.Fprintln(stderr, line)
 	}
 	return status, err
@@ -160,7 +161,7 @@ func await(p *program, limit time.Duration, signals <-chan os.Signal) (int, erro
 	for {
 		select {
 		case <-p.ended:
-			status, err := p.wait()
+			status, err := p.Wait()
 			if interrupted && status == 128+int(syscall.SIGKILL) {
 				status = 128 + int(syscall.SIGINT)
 			}
@@ -173,7 +174,7 @@ func await(p *program, limit time.Duration, signals <-chan os.Signal) (int, erro
 			_ = p.stream.Signal(int(syscall.SIGINT))
 			kill = time.After(endCodeWithin)
 		case <-kill:
-			p.kill()
+			p.Kill()
 		case sig := <-signals:
 			switch {
 			case sig == syscall.SIGPIPE:
@@ -181,8 +182,8 @@ func await(p *program, limit time.Duration, signals <-chan os.Signal) (int, erro
 				_ = p.stream.Signal(int(syscall.SIGINT))
 				interrupted, kill = true, time.After(endCodeWithin)
 			default:
-				p.kill()
-				_, err := p.wait()
+				p.Kill()
+				_, err := p.Wait()
 				return 128 + int(sig.(syscall.Signal)), err
 			}
 		}

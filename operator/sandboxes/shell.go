@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -12,7 +14,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/sessions"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/terminal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
@@ -71,21 +72,23 @@ changed, and nothing else.`,
 
 // openShell connects a terminal to a shell in a sandbox until either ends.
 func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (int, error) {
-	spec, err := env.spec()
-	if err != nil {
-		return 0, err
-	}
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
 	return terminal.Connect(in, out, log, func(size frame.Terminal, screen *terminal.Screen) (terminal.Program, func(), error) {
 		size.Interpreter = interpreter
-		spec.First = frame.Request{Type: frame.Open, Terminal: &size, Env: env.inherited}
 		logged := &terminal.Log{Show: screen.Notify}
-		spec.Stdout, spec.Stderr = screen, logged
-		p, err := interactive.Start(spec)
+		p, err := startProgram(env, frame.Request{Terminal: &size}, screen, screen, logged, signals)
+		if err != nil {
+			return nil, nil, err
+		}
 		return p, func() {
+			screen.Waiting = append(screen.Waiting, p.left(nil, false)...)
+			p.close()
 			logged.Flush()
 			if text := strings.TrimSpace(logged.Kept.String()); text != "" {
 				screen.Waiting = append(screen.Waiting, text)
 			}
-		}, err
+		}, nil
 	})
 }

@@ -460,12 +460,12 @@ func TestRun_WordsErrors(t *testing.T) {
 	dead := &sandbox.DeadError{Reason: "the agent ended", Log: "no space"}
 	for want, err := range map[string]error{
 		`session "s" belongs to env "bash": call it with that env, or use another session name for "cat" (the operator's option shared_files would let both have its files)`: &call.OtherEnvError{Session: "s", Has: "bash", Wanted: "cat"},
-		`all 2 sessions are in use; idle: one (bash, 3 s): go on in one of these, or call without session`:                                                                 &call.FullError{Max: 2, Idle: []call.IdleSession{{ID: "one", Env: "bash", Idle: 3 * time.Second}}},
-		`all 2 sessions are in use and none is idle: wait until a call has ended, or call without session`:                                                                 &call.FullError{Max: 2},
-		`the sandbox of env "bash" did not start: the agent ended; its log ends: no space: ask the user to run nix-sandbox-mcp doctor`:                                     &call.StartError{Env: "bash", Err: dead},
-		`[the sandbox ended during the call: the agent ended; its log ends: no space]`:                                                                                     dead,
-		`[stopped: used more than 512 MB of memory]`:                                                                                                                       &sandbox.DeadError{Reason: "x", Limit: frame.Memory},
-		`[stopped: your sandboxes together used more memory than you may have]`:                                                                                            &sandbox.DeadError{Reason: "x", Limit: sandbox.MemoryUsed},
+		`all 2 sessions are in use; idle: one (bash, 3 s): go on in one of these, or call without session`:                                                                   &call.FullError{Max: 2, Idle: []call.IdleSession{{ID: "one", Env: "bash", Idle: 3 * time.Second}}},
+		`all 2 sessions are in use and none is idle: wait until a call has ended, or call without session`:                                                                   &call.FullError{Max: 2},
+		`the sandbox of env "bash" did not start: the agent ended; its log ends: no space: ask the user to run nix-sandbox-mcp doctor`:                                       &call.StartError{Env: "bash", Err: dead},
+		`[the sandbox ended during the call: the agent ended; its log ends: no space]`:                                                                                       dead,
+		`[stopped: used more than 512 MB of memory]`:                                                                                                                         &sandbox.DeadError{Reason: "x", Limit: frame.Memory},
+		`[stopped: your sandboxes together used more memory than you may have]`:                                                                                              &sandbox.DeadError{Reason: "x", Limit: sandbox.MemoryUsed},
 		"cancelled before it ran":           context.Canceled,
 		"not run: the server is ending":     sandbox.ErrClosed,
 		"the sandbox refused the call: odd": errors.New("the sandbox refused the call: odd"),

@@ -139,7 +139,7 @@ func TestMachine_ShowsAJail(t *testing.T) {
 // returned pipe ends, and returns QEMU's process id too.
 func waiting(t *testing.T) (cmd *exec.Cmd, input io.Closer, qemu int) {
 	t.Helper()
-	cmd = program(t, artifact(t, "bash"), "attach", "")
+	cmd = program(t, artifact(t, "bash"), "session-run", "")
 	cmd.Stdin = nil
 	pipe := must.Get(cmd.StdinPipe())(t)
 	must.Do(t, cmd.Start())

@@ -173,7 +173,7 @@ func TestShell_RestoresTheTerminal(t *testing.T) {
 		"background":    {true, func(u *user, _ []int) { u.types("sleep 1000 & disown; exit 4\r") }, 4, ""},
 		"memory": {true, func(u *user, _ []int) {
 			u.types("{ head -c 400M /dev/zero > a; head -c 400M /dev/zero > /tmp/a; } 2>&-; x=$(yes 2>&- | head -c 700M 2>&-); exit\r")
-		}, 137, "stopped: used more than 512 MB of memory"},
+		}, 137, "used more than 512 MB of memory"},
 		"SIGTERM":        {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGTERM) }, 143, ""},
 		"SIGINT":         {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGINT) }, 130, ""},
 		"SIGHUP":         {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGHUP) }, 129, ""},

@@ -8,13 +8,11 @@
 // sandbox's interpreter, gives it code, returns its output, and reaps processes
 // whose parent has ended.
 //
-//	nix-sandbox-agent run    [LIMITS] [--driver FOLDER | --pipe] COMMAND...
-//	nix-sandbox-agent serve  [LIMITS] [--driver FOLDER | --pipe] COMMAND...
-//	nix-sandbox-agent attach [LIMITS] [--driver FOLDER | --pipe] COMMAND...
-//	nix-sandbox-agent exec   [LIMITS] COMMAND...
+//	nix-sandbox-agent run   [LIMITS] [--driver FOLDER | --pipe] COMMAND...
+//	nix-sandbox-agent serve [LIMITS] [--driver FOLDER | --pipe] COMMAND...
+//	nix-sandbox-agent exec  [LIMITS] COMMAND...
 //
-// run takes code from stdin; serve speaks frames on stdin and stdout; attach
-// takes frames from stdin and writes one program's output to stdout; exec replaces itself
+// run takes code from stdin; serve speaks frames on stdin and stdout; exec replaces itself
 // by a command for which the kernel enforces the limits.
 //
 // COMMAND is an interpreter. With --driver it starts with the driver in that folder
@@ -42,7 +40,6 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/asking"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/oneshot"
@@ -90,7 +87,7 @@ func fail(err error) {
 }
 
 func agent(args []string) (status int, err error) {
-	const usage = "usage: nix-sandbox-agent run|serve|attach [--memory-mb MIB] [--pids N] [--group FD] [--start-factor N] [--layer FOLDER] [--asks] [--driver FOLDER | --pipe] COMMAND..."
+	const usage = "usage: nix-sandbox-agent run|serve [--memory-mb MIB] [--pids N] [--group FD] [--start-factor N] [--layer FOLDER] [--asks] [--driver FOLDER | --pipe] COMMAND..."
 	if len(args) == 0 {
 		return 0, fmt.Errorf("no arguments; %s", usage)
 	}
@@ -102,7 +99,7 @@ func agent(args []string) (status int, err error) {
 		return 0, fmt.Errorf("%w; %s", err, usage)
 	case mode == "exec" && len(command) > 0:
 		return 0, execLimited(limits, command)
-	case mode != "run" && mode != "serve" && mode != "attach":
+	case mode != "run" && mode != "serve":
 		return 0, fmt.Errorf("unknown mode %q; %s", mode, usage)
 	case len(command) == 0:
 		return 0, fmt.Errorf("no command; %s", usage)
@@ -160,10 +157,6 @@ func agent(args []string) (status int, err error) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	if mode == "attach" {
-		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
-		return interactive.Serve(ctx, table, keeper, spec, os.Stdin)
-	}
 	if mode == "run" {
 		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
 		return oneshot.Run(ctx, table, keeper, spec, os.Stdin, signals)

@@ -52,10 +52,10 @@ func (o *observer) outcomes() (all []string) {
 	return all
 }
 
-// program is the server of these tests, in the jail of an artifact's bin/attach.
+// program is the server of these tests, in the sandbox of an artifact.
 func program(t *testing.T) server.Spec {
 	t.Helper()
-	exec := jailtest.Sandbox{Args: []string{"attach", "/bin/sh", "-c"}}.Write(t)
+	exec := jailtest.Sandbox{Args: []string{"serve", "/bin/sh", "-c"}}.Write(t)
 	text := must.Get(os.ReadFile("testdata/server.py"))(t)
 	return server.Spec{Exec: exec, Start: "exec python3 -u -c '" + string(text) + "'", ResultBytes: 1 << 20}
 }

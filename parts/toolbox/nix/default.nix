@@ -4,7 +4,7 @@
 #   add        the arguments of an environment's sandbox, with what its code needs
 #   catalog    the file that the gate reads: servers, and what each environment may call
 #
-# A server of tools is a sandbox like any other, whose bin/attach the gate starts.
+# A server of tools is a sandbox like any other, in which the gate starts a program.
 {
   pkgs,
   named,
@@ -282,7 +282,7 @@ in
         // (
           if isServed server then
             {
-              exec = "${artifact}/bin/attach";
+              exec = "${artifact}/bin/session-run";
               start = "exec ${lib.escapeShellArgs server.command}";
               secrets = artifact.metadata.network.secrets or [ ];
             }

@@ -43,7 +43,7 @@ const (
 
 // Spec is a server: one in a jail, or a URL.
 type Spec struct {
-	// Exec is the bin/attach of its artifact, and Start the code that starts it there. Secrets
+	// Exec is the bin/session-run of its artifact, and Start the code that starts it there. Secrets
 	// name variables of this process that Exec reads.
 	Exec    string   `json:"exec"`
 	Start   string   `json:"start"`
@@ -90,7 +90,7 @@ func Start(ctx context.Context, spec Spec, log *slog.Logger) (_ *Client, tools m
 		c.transport, err = overHTTP(spec)
 	} else {
 		var s *stdio
-		if s, err = startJail(spec, log); err == nil {
+		if s, err = startJail(ctx, spec, log); err == nil {
 			c.transport, c.ended = s, s.done
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -19,6 +19,7 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 	mcpserver "github.com/mark3labs/mcp-go/server"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
@@ -152,18 +153,35 @@ func TestCall_ThatLastsTooLong(t *testing.T) {
 	}
 }
 
-// A program's server ends with it, and a line that is no message is passed over.
-func TestJail_EndsWithItsProgram(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "attach")
-	must.Write(t, program, "#!/bin/sh\necho hello\necho '{}'\necho no key >&2\nexit 3\n", 0o755)
-	s := must.Get(startJail(Spec{Exec: program, ResultBytes: 1000}, slog.New(slog.DiscardHandler)))(t)
+func TestMain(m *testing.M) { os.Exit(jailtest.Main(m)) }
+
+// started starts a command as a server in a sandbox, and waits for its end.
+func started(t *testing.T, command string) *stdio {
+	t.Helper()
+	exec := jailtest.Sandbox{Args: []string{"serve", "--memory-mb", "128", "--pids", "64", "/bin/sh", "-c"}}.Write(t)
+	s := must.Get(startJail(t.Context(), Spec{Exec: exec, Start: command, ResultBytes: 1000}, slog.New(slog.DiscardHandler)))(t)
+	t.Cleanup(func() { s.Close() })
 	select {
 	case <-s.done:
 	case <-time.After(patience.Long):
 		t.Fatal("it does not end")
 	}
+	return s
+}
+
+// A program's server ends with it, and a line that is no message is passed over.
+func TestJail_EndsWithItsProgram(t *testing.T) {
+	s := started(t, "echo hello; echo '{}'; echo no key >&2; exit 3")
 	if s.reason == nil || !strings.Contains(s.reason.Error(), "exit status 3") || s.tail.String() != "no key" {
 		t.Errorf("reason %v, log %q", s.reason, &s.tail)
+	}
+}
+
+// A server that crosses a limit ends, and the error says which.
+func TestJail_NamesTheLimit(t *testing.T) {
+	s := started(t, `python3 -c 'import time; x = b"x" * (300 << 20); time.sleep(60)'`)
+	if s.reason == nil || !strings.Contains(s.reason.Error(), "it was stopped: it used more than 128 MB of memory") {
+		t.Errorf("reason %v", s.reason)
 	}
 }
 

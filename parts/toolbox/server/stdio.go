@@ -16,8 +16,8 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
@@ -28,18 +28,23 @@ const (
 	writeTimeout = 10 * time.Second
 	// maxLog is how much of a server's standard error an error quotes, in bytes.
 	maxLog = 400
+	// endTimeout bounds the wait for the end of a server's sandbox, and lookTimeout that for the limit that it crossed.
+	endTimeout  = 10 * time.Second
+	lookTimeout = 2 * time.Second
 )
 
-// stdio speaks with a server in a jail of its own: the program that its artifact's bin/attach
-// runs, over its standard streams. mcp-go's own transport would start a process outside of a
-// jail, and reads lines of any length.
+// stdio speaks with a server in a sandbox of its own, over the standard streams of a program there. mcp-go's own
+// transport would start a process outside of a sandbox, and reads lines of any length.
 type stdio struct {
-	program *interactive.Program
+	starter *framed.Starter
+	box     sandbox.Visitable
+	program sandbox.Stream
 	out     *io.PipeReader
 	maxLine int
 	log     *slog.Logger
 	tail    tail
 	closing sync.Once
+	writing sync.Mutex
 
 	mu      sync.Mutex
 	waiting map[string]chan *transport.JSONRPCResponse
@@ -69,24 +74,53 @@ func (t *tail) String() string {
 }
 
 // startJail starts the server of an artifact.
-func startJail(spec Spec, log *slog.Logger) (*stdio, error) {
+func startJail(ctx context.Context, spec Spec, log *slog.Logger) (_ *stdio, err error) {
 	out, in := io.Pipe()
 	s := &stdio{out: out, maxLine: spec.ResultBytes + 64<<10, log: log, waiting: map[string]chan *transport.JSONRPCResponse{}, done: make(chan struct{})}
-	program, err := interactive.Start(interactive.Spec{
-		Exec: spec.Exec, Environ: sandbox.Environ(spec.Secrets),
-		First:  frame.Request{Type: frame.Execute, Contents: []byte(spec.Start)},
-		Stdout: in, Stderr: &s.tail,
-	})
+	s.starter = framed.New(slog.New(framed.Lines(func(line string) { _, _ = s.tail.Write([]byte(line + "\n")) })), framed.Options{StartTimeout: StartTimeout})
+	defer func() {
+		if err != nil {
+			s.starter.Close(endTimeout)
+		}
+	}()
+	box, err := s.starter.Start(ctx, sandbox.Spec{Name: "tools", Exec: spec.Exec, Secrets: spec.Secrets, OutputBytes: maxLog})
 	if err != nil {
 		return nil, err
 	}
-	s.program = program
-	go func() {
-		status, _ := program.Wait()
-		_ = in.CloseWithError(fmt.Errorf("it ended with exit status %d", status))
-	}()
+	s.box = box.(sandbox.Visitable)
+	if s.program, err = s.box.Open(ctx, frame.Request{Program: &frame.Program{Interpreter: true}, Contents: []byte(spec.Start)}, nil); err != nil {
+		return nil, err
+	}
+	go s.show(in)
 	go s.read()
 	return s, nil
+}
+
+// show passes on what the server writes, and at last why it ended.
+func (s *stdio) show(in *io.PipeWriter) {
+	defer guard.Recover(func(panicked error) { _ = in.CloseWithError(panicked) })
+	buffer := make([]byte, frame.StreamPart)
+	for {
+		n, stream, end := s.program.Next(buffer)
+		if end != nil {
+			break
+		}
+		to := io.Writer(in)
+		if stream == frame.Stderr {
+			to = &s.tail
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			s.program.Close()
+		}
+	}
+	err := fmt.Errorf("it ended with exit status %d", s.program.ExitCode())
+	// A call without code finds the limit that was crossed.
+	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	defer cancel()
+	if ran, _ := s.box.Run(ctx, sandbox.Request{Timeout: lookTimeout}); ran.Limit != nil {
+		err = fmt.Errorf("it was stopped: it %v", ran.Limit)
+	}
+	_ = in.CloseWithError(err)
 }
 
 // read takes lines until the stream ends or breaks a rule.
@@ -154,14 +188,12 @@ func (s *stdio) write(message any) error {
 	if err != nil {
 		return err
 	}
-	stuck := time.AfterFunc(writeTimeout, s.program.Kill)
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	stuck := time.AfterFunc(writeTimeout, s.box.Kill)
 	defer stuck.Stop()
-	for line = append(line, '\n'); len(line) > 0; {
-		part := line[:min(len(line), 256<<10)]
-		if err := s.program.Type(part); err != nil {
-			return fmt.Errorf("it takes no input: %w", err)
-		}
-		line = line[len(part):]
+	if _, err := s.program.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("it takes no input: %w", err)
 	}
 	return nil
 }
@@ -178,7 +210,7 @@ func (s *stdio) end(err error) {
 	}
 	s.mu.Unlock()
 	s.out.Close()
-	s.program.Kill()
+	s.box.Kill()
 }
 
 // Start implements [transport.Interface]: the program has started already.
@@ -226,7 +258,7 @@ func (s *stdio) SetNotificationHandler(func(mcp.JSONRPCNotification)) {}
 func (s *stdio) Close() error {
 	s.closing.Do(func() {
 		s.end(errors.New("the server was ended"))
-		<-s.program.Ended()
+		s.starter.Close(endTimeout)
 	})
 	return nil
 }

@@ -2,6 +2,7 @@ package framed
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"log/slog"
 	"strings"
@@ -11,8 +12,28 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
-// LogLine is the key under which the server's log has a line of a sandbox's own log.
-const LogLine = "line"
+// logLine is the key under which the server's log has a line of a sandbox's own log.
+const logLine = "line"
+
+// Lines returns a handler that shows the lines of a sandbox's own log alone. show is called by one goroutine at a time
+// for each sandbox.
+func Lines(show func(line string)) slog.Handler { return lines{show} }
+
+type lines struct{ show func(string) }
+
+func (l lines) Enabled(context.Context, slog.Level) bool { return true }
+func (l lines) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l lines) WithGroup(string) slog.Handler            { return l }
+
+func (l lines) Handle(_ context.Context, record slog.Record) error {
+	record.Attrs(func(a slog.Attr) bool {
+		if a.Key == logLine {
+			l.show(a.Value.String())
+		}
+		return true
+	})
+	return nil
+}
 
 const (
 	// logTailBytes is how much of the end of a sandbox's log is stored to explain its end.
@@ -50,7 +71,7 @@ func (t *logTail) follow(r io.Reader, log *slog.Logger) bool {
 			t.add(line)
 			switch count++; {
 			case count <= maxLogLines:
-				log.Info("sandbox log", LogLine, line)
+				log.Info("sandbox log", logLine, line)
 			case count == maxLogLines+1:
 				log.Warn("sandbox logs too much; the rest is left out", "lines", maxLogLines)
 			}
