@@ -27,9 +27,6 @@ type Request struct {
 	Events int
 	// CodeGroup is the descriptor of a control group for the code.
 	CodeGroup int
-	// StartFactor is how many times longer than usual an interpreter may take to load;
-	// 0 means 1.
-	StartFactor int
 	// devices is the plan for the sandbox's devices, or nil.
 	devices *DevicePlan
 	// logs reports that standard error is a log and not the code's own.
@@ -53,14 +50,9 @@ const (
 	codeGroupVariable = "NIX_SANDBOX_CODE_GROUP"
 )
 
-// startFactorVariable has the value of [Request.StartFactor], which is more than 1 on
-// machines that emulate instructions.
-const startFactorVariable = "NIX_SANDBOX_START_FACTOR"
-
 // These options tell the agent about the control group and the factor.
 const (
-	codeGroupOption   = "--group"
-	startFactorOption = "--start-factor"
+	codeGroupOption = "--group"
 )
 
 // Hints for variables that users do not set.
@@ -118,12 +110,6 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 	}
 	if request.Workspace != 0 && s.Workspace == nil {
 		return request, &Refusal{Problem: "this sandbox cannot share its workspace", Hint: "build the sandbox again with mkSandbox"}
-	}
-	if value := get(startFactorVariable); value != "" {
-		request.StartFactor, err = strconv.Atoi(value)
-		if err != nil || request.StartFactor < 1 || request.StartFactor > 100 {
-			return request, &Refusal{Problem: fmt.Sprintf("%s is %q, which is not a number from 1 to 100", startFactorVariable, value), Hint: byMachine}
-		}
 	}
 	return request, nil
 }

@@ -240,9 +240,6 @@ func (s *Spec) command(request Request) []string {
 	if request.CodeGroup != 0 {
 		options = append(options, codeGroupOption, strconv.Itoa(request.CodeGroup))
 	}
-	if request.StartFactor != 0 {
-		options = append(options, startFactorOption, strconv.Itoa(request.StartFactor))
-	}
 	if options == nil {
 		return s.Command
 	}

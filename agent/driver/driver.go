@@ -16,7 +16,6 @@
 package driver
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -47,9 +46,6 @@ type Driver struct {
 	// if it has none. It runs in copies of an interpreter before any other code, and has
 	// no other effect.
 	Reseed string `json:"reseed"`
-	// Rehearse is code that works like a small call and like the end of a program, and
-	// leaves only output behind. [Load] takes Warm if it is empty.
-	Rehearse string `json:"rehearse"`
 	// Grow is code that adds a folder of programs, with the modules that belong to it, to those that the
 	// interpreter finds, with @path@ for the folder's path, which has only letters, digits and /-._+?=.
 	Grow string `json:"grow"`
@@ -97,7 +93,6 @@ func Load(folder string) (*Driver, error) {
 	case strings.Contains(strings.Join(d.Arguments, ""), "\x00"):
 		return nil, fmt.Errorf("%s: arguments has a NUL byte in it", name)
 	}
-	d.Rehearse = cmp.Or(d.Rehearse, d.Warm)
 	if d.Program, err = filepath.Abs(filepath.Join(folder, d.Program)); err != nil {
 		return nil, fmt.Errorf("find the driver's program: %w", err)
 	}

@@ -24,21 +24,15 @@ func folder(t *testing.T, text string) string {
 }
 
 func TestLoad_ReadsEveryField(t *testing.T) {
-	dir := folder(t, `{"program": "driver.x", "arguments": ["-a", ""], "control": 253, "warm": "1", "reseed": "2", "rehearse": "3", "refuses_nul": true, "repeat_interrupt": true}`)
+	dir := folder(t, `{"program": "driver.x", "arguments": ["-a", ""], "control": 253, "warm": "1", "reseed": "2", "refuses_nul": true, "repeat_interrupt": true}`)
 	want := &driver.Driver{
 		Program: filepath.Join(dir, "driver.x"), Arguments: []string{"-a", ""}, Control: 253, Warm: "1",
-		Reseed: "2", Rehearse: "3",
+		Reseed:     "2",
 		RefusesNUL: true, RepeatInterrupt: true,
 	}
 	got := must.Get(driver.Load(dir))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestLoad_RehearsesWithTheWarmUp(t *testing.T) {
-	if got := must.Get(driver.Load(folder(t, `{"program": "driver.x", "control": 3, "warm": "1"}`)))(t); got.Rehearse != "1" {
-		t.Errorf("rehearse is %q, want warm's code", got.Rehearse)
 	}
 }
 

@@ -52,15 +52,23 @@ type Spec struct {
 	Limiter []string
 	// Beside says that killing the interpreter leaves other programs alone.
 	Beside bool
-	// StartFactor multiplies the time that an interpreter may take to load; 0 is 1.
-	StartFactor int
+	// InMachine says that the sandbox is in a virtual machine, whose instructions may be emulated.
+	InMachine bool
 }
 
-// loadTimeout is how long an interpreter usually may take to load its driver.
-const loadTimeout = 15 * time.Second
+// loadTimeout and machineLoadTimeout are how long an interpreter may take to load its driver.
+const (
+	loadTimeout        = 15 * time.Second
+	machineLoadTimeout = 6 * time.Minute
+)
 
 // LoadTimeout is how long this interpreter may take to load its driver.
-func (s *Spec) LoadTimeout() time.Duration { return loadTimeout * time.Duration(max(s.StartFactor, 1)) }
+func (s *Spec) LoadTimeout() time.Duration {
+	if s.InMachine {
+		return machineLoadTimeout
+	}
+	return loadTimeout
+}
 
 // Sessions reports whether the interpreter can keep state.
 func (s *Spec) Sessions() bool { return s.Driver != nil }

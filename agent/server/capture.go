@@ -28,11 +28,7 @@ type stream struct {
 // capture starts the capture of a call. Output of a session's call that exceeds
 // the limit is stored in the workspace, where the next call can search it.
 func (e *executor) capture(c *call) *capture {
-	to := e.out
-	if c.rehearsed {
-		to = frame.NewWriter(io.Discard)
-	}
-	out := &capture{out: to, id: c.ID, streams: []*stream{
+	out := &capture{out: e.out, id: c.ID, streams: []*stream{
 		{name: frame.Stdout, Stream: e.stdout},
 		{name: frame.Stderr, Stream: e.stderr},
 	}}

@@ -129,9 +129,6 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if !e.take(t.call) {
 		return nil
 	}
-	if t.call.rehearsed {
-		return e.rehearse(ctx, t.call)
-	}
 	e.number++
 	replies, err := e.execute(ctx, t.call)
 	if err != nil {
@@ -201,9 +198,9 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 		loose = e.root.Loose()
 	}
 	out := e.capture(c)
-	e.busy(c, true)
+	e.busy(true)
 	end, err := e.code(ctx, c, out, deadline, refusal)
-	e.busy(c, false)
+	e.busy(false)
 	if errors.Is(err, process.ErrUnkillable) {
 		return nil, err
 	}

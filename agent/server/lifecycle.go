@@ -152,7 +152,6 @@ func (e *executor) reseed(ctx context.Context, req frame.Request) error {
 			_ = e.start(nil) // the first call tries again
 		}
 	}
-	e.unrehearsed.Store(req.Rehearse && e.spec.Sessions())
 	return e.out.Write(frame.Reply{Type: frame.Reseeded, ID: req.ID})
 }
 
@@ -176,25 +175,6 @@ func (e *executor) grow(ctx context.Context, req frame.Request) error {
 		}
 	}
 	return e.out.Write(reply)
-}
-
-// rehearsals is how often a call is rehearsed, because each run takes different paths.
-const rehearsals = 2
-
-// rehearse runs a rehearsal, unless another call waits, and answers its ping.
-func (e *executor) rehearse(ctx context.Context, c *call) error {
-	var replies []any
-	for n := 0; n < rehearsals && e.phase == ready && e.number == 0 && len(e.queue) == 0; n++ {
-		var err error
-		if replies, err = e.execute(ctx, c); err != nil {
-			return err
-		}
-		e.held, e.lost = false, false // it is of no session
-	}
-	if err := e.answer(c, replies); err != nil {
-		return err
-	}
-	return e.pings.add(c.ID)
 }
 
 // prepare runs code from the driver, outside of any call, in the phase ready, and returns its exit

@@ -48,11 +48,10 @@ func tooSmall(c limitkeeper.Crossing) error {
 		c, c.Usage.Processes>>20, c.Usage.Files>>20, c.Usage.Tasks)
 }
 
-// busy tells the limit keeper whether a call runs. Rehearsals and other code of a driver do
-// not count: otherwise a scan would come in the middle of the first call and take a third of
-// its time.
-func (e *executor) busy(c *call, busy bool) {
-	if e.keeper == nil || c.rehearsed {
+// busy tells the limit keeper whether a call runs. Code of a driver does not count: otherwise a scan would come in the
+// middle of the first call and take a third of its time.
+func (e *executor) busy(busy bool) {
+	if e.keeper == nil {
 		return
 	}
 	if busy && e.phase == absent {

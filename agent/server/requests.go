@@ -2,7 +2,6 @@ package server
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -28,9 +27,7 @@ type task struct {
 type call struct {
 	frame.Request
 	running bool
-	// rehearsed says that this is a rehearsal and not a request. Its output is dropped.
-	rehearsed bool
-	cancel    chan struct{} // closed by an interrupt
+	cancel  chan struct{} // closed by an interrupt
 }
 
 // size is how many bytes wait with the call.
@@ -71,7 +68,6 @@ func (s *Server) request(req frame.Request) error {
 	var refusal error
 	switch req.Type {
 	case frame.Execute:
-		s.unrehearsed.Store(false) // its own first call is here
 		refusal = s.enqueue(&call{Request: req})
 	case frame.Configure, frame.Grow, frame.Reseed, frame.Save, frame.Restore:
 		refusal = s.queueTask(task{request: req})
@@ -80,9 +76,7 @@ func (s *Server) request(req frame.Request) error {
 	case frame.Called:
 		s.asking.Take(req)
 	case frame.Ping:
-		if !s.unrehearsed.CompareAndSwap(true, false) || s.rehearse(req.ID) != nil {
-			return s.pings.add(req.ID)
-		}
+		return s.pings.add(req.ID)
 	case frame.Read:
 		contents, size, err := s.root.Read(req.Path, req.Offset, req.Length)
 		if err == nil {
@@ -113,8 +107,7 @@ func (s *Server) queueTask(t task) error {
 func (s *Server) enqueue(c *call) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A rehearsal has the identifier of a ping, and a call may have the same.
-	if known, ok := s.calls[c.ID]; ok && !known.rehearsed {
+	if _, ok := s.calls[c.ID]; ok {
 		return fmt.Errorf("call %d is known already", c.ID)
 	}
 	if s.code+c.size() > maxCode {
@@ -129,30 +122,13 @@ func (s *Server) enqueue(c *call) error {
 	return nil
 }
 
-// rehearse treats a ping like a small call of a session, but answers the ping alone. An
-// emulator then has already translated the code that the first call needs.
-func (s *Server) rehearse(ping uint64) error {
-	var stream bytes.Buffer
-	c := &call{rehearsed: true}
-	if err := frame.NewWriter(&stream).Write(frame.Request{
-		Type: frame.Execute, ID: ping, Code: s.spec.Driver.Rehearse, Keep: true,
-		TimeoutMS: s.spec.LoadTimeout().Milliseconds(), GraceMS: 1,
-	}); err != nil {
-		return err
-	}
-	if err := frame.NewReader(&stream).Read(&c.Request); err != nil {
-		return err
-	}
-	return s.enqueue(c)
-}
-
 // interrupt cancels a call. A waiting call is answered now and never runs. An unknown call
 // has been answered before.
 func (s *Server) interrupt(id uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c, ok := s.calls[id]
-	if !ok || c.rehearsed {
+	if !ok {
 		return nil
 	}
 	if c.running {
@@ -177,14 +153,12 @@ func (s *Server) interrupt(id uint64) error {
 func (s *Server) take(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.calls[c.ID] != c && !c.rehearsed {
+	if s.calls[c.ID] != c {
 		return false
 	}
 	c.running = true
 	s.code -= c.size()
-	if !c.rehearsed {
-		s.asking.Begin(c.ID)
-	}
+	s.asking.Begin(c.ID)
 	return true
 }
 
@@ -195,9 +169,6 @@ func (s *Server) answer(c *call, replies []any) error {
 		delete(s.calls, c.ID)
 	}
 	s.mu.Unlock()
-	if c.rehearsed {
-		return frame.NewWriter(io.Discard).Write(replies...)
-	}
 	s.asking.End(c.ID)
 	return s.out.Write(replies...)
 }

@@ -54,8 +54,6 @@ type Server struct {
 	asking   *asking.Asking // nil if code asks nothing
 	look     workspace.Look
 	looks    chan struct{} // of one look at a time
-	// unrehearsed says that the next ping starts a rehearsal.
-	unrehearsed atomic.Bool
 
 	mu    sync.Mutex
 	calls map[uint64]*call // waiting or running

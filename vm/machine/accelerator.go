@@ -21,15 +21,6 @@ const (
 	Emulated Accelerator = "emulated"
 )
 
-// StartFactor is how many times longer a start may take with an accelerator than the
-// start of a jail. Code has no other time than in a jail.
-func (a Accelerator) StartFactor() int {
-	if a == KVM {
-		return 1
-	}
-	return 12
-}
-
 // upLimit is how long a machine may take until its first process answers. A machine
 // comes up in 0.5 s with KVM, and in 2 to 6 s when it is emulated.
 func (a Accelerator) upLimit() time.Duration {
@@ -39,15 +30,9 @@ func (a Accelerator) upLimit() time.Duration {
 	return 110 * time.Second
 }
 
-// loadFactor is how many times longer an interpreter may take to load than in a jail. It is
-// above [Accelerator.StartFactor], because several emulated machines may share a processor.
-func (a Accelerator) loadFactor() int { return 2 * a.StartFactor() }
-
 // LoadLimit is how long an agent may take until its interpreter has loaded. A server waits
 // as long as its own limit says, which may be shorter.
-func (a Accelerator) LoadLimit() time.Duration {
-	return 10 * time.Second * time.Duration(a.loadFactor())
-}
+const LoadLimit = 4 * time.Minute
 
 const kvmDevice = "/dev/kvm"
 

@@ -365,7 +365,7 @@ func (m *Machine) Ask(request protocol.Request) error {
 // Run starts a program of the image in the machine, and sets the machine's clock to now. An agent
 // gets the ports of its input and output.
 func (m *Machine) Run(program string, agent bool, now time.Time) error {
-	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Ports: agent, Project: m.shown, StartFactor: m.Accelerator.loadFactor(), Now: now.UnixNano()})
+	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Ports: agent, Project: m.shown, Now: now.UnixNano()})
 }
 
 // Finish has a machine write a mark to its output and its log, after all output of its ended

@@ -84,8 +84,6 @@ type Request struct {
 	Ports bool `json:"ports,omitempty"`
 	// Project describes the project that the program shows, or is nil.
 	Project *Project `json:"project,omitempty"`
-	// StartFactor is how many times longer than usual a start may take.
-	StartFactor int `json:"start_factor,omitempty"`
 	// Now is the time of the host, in nanoseconds since 1970.
 	Now int64 `json:"now,omitempty"`
 	// Seed is 32 random bytes, for [Thaw].

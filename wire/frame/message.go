@@ -12,7 +12,7 @@ const (
 	Restore   = "restore"   // ID, Contents: a part of such a copy to write, before the first execute
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
 	Grow      = "grow"      // ID, Env: the sandbox has got the store of a larger environment, with these variables
-	Reseed    = "reseed"    // ID, Rehearse: the sandbox is a copy of another; before its own first execute
+	Reseed    = "reseed"    // ID: the sandbox is a copy of another; before its own first execute
 	Called    = "called"    // ID, Ask, Contents, Length, More: a part of the answer to call
 )
 
@@ -124,10 +124,6 @@ type Request struct {
 	Shared bool `json:"shared,omitempty"`
 	// Given is what the call gets beside its code, or nil.
 	Given *Given `json:"given,omitempty"`
-
-	// Rehearse makes the agent run a small call without effects at the first ping, unless
-	// a call comes before. It is for copies in which everything is slow at first.
-	Rehearse bool `json:"rehearse,omitempty"`
 
 	// Full asks for a copy even if nothing has changed since the last one, and Changes says that a
 	// copy may have just what has. Next asks for the next part of the copy that was begun; without

@@ -16,7 +16,6 @@ import (
 type options struct {
 	limits limitkeeper.Limits // 0 is no limit
 	group  int                // the descriptor of the code's control group, or 0
-	factor int                // multiplies the time that an interpreter may take to load
 	layer  string             // the folder of the project's overlay, or empty
 	asks   bool               // code may ask the server
 	driver string             // the folder of the interpreter's driver, or empty
@@ -31,7 +30,6 @@ func parse(args []string) (o options, rest []string, err error) {
 	memory := flags.Int64("memory-mb", 0, "")
 	flags.IntVar(&o.limits.Tasks, "pids", 0, "")
 	flags.IntVar(&o.group, "group", 0, "")
-	flags.IntVar(&o.factor, "start-factor", 1, "")
 	flags.StringVar(&o.layer, "layer", "", "")
 	flags.BoolVar(&o.asks, "asks", false, "")
 	flags.StringVar(&o.driver, "driver", "", "")

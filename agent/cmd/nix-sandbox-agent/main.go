@@ -23,8 +23,8 @@
 // They require that the agent is the first process of its pid namespace, because otherwise
 // the sandbox's processes could not be told from others. --layer FOLDER names an overlay
 // with an upper layer in memory, which counts too. --group FD is a descriptor of a control
-// group with the same limits, in which the code is started. --start-factor N gives
-// interpreters N times as long to load. --asks lets code ask the server (package asking).
+// group with the same limits, in which the code is started, in a virtual machine. --asks lets
+// code ask the server (package asking).
 package main
 
 import (
@@ -87,7 +87,7 @@ func fail(err error) {
 }
 
 func agent(args []string) (status int, err error) {
-	const usage = "usage: nix-sandbox-agent run|serve [--memory-mb MIB] [--pids N] [--group FD] [--start-factor N] [--layer FOLDER] [--asks] [--driver FOLDER | --pipe] COMMAND..."
+	const usage = "usage: nix-sandbox-agent run|serve [--memory-mb MIB] [--pids N] [--group FD] [--layer FOLDER] [--asks] [--driver FOLDER | --pipe] COMMAND..."
 	if len(args) == 0 {
 		return 0, fmt.Errorf("no arguments; %s", usage)
 	}
@@ -104,7 +104,7 @@ func agent(args []string) (status int, err error) {
 	case len(command) == 0:
 		return 0, fmt.Errorf("no command; %s", usage)
 	}
-	spec := interpreter.Spec{Command: command, Pipe: options.pipe, StartFactor: options.factor, Root: workspace(), Env: os.Environ()}
+	spec := interpreter.Spec{Command: command, Pipe: options.pipe, InMachine: options.group != 0, Root: workspace(), Env: os.Environ()}
 	if options.driver != "" {
 		if spec.Driver, err = driver.Load(options.driver); err != nil {
 			return 0, err

@@ -339,26 +339,6 @@ def reseed():
         module._name_sequence = None
 
 
-def rehearse():
-    """Does what the end of a program does, in a copy of a machine that waits for its
-    first call, and leaves everything as it was."""
-    names = dict(main)
-    gc.freeze()
-    try:
-        # The kernel makes the table of descriptors larger for this one.
-        os.dup2(CONTROL, ASIDE, False)
-        os.fstat(ASIDE)
-        close(ASIDE)
-        set_handler(SIGINT, _signal.getsignal(SIGINT))
-        if not atexit._ncallbacks():
-            attempt(atexit._run_exitfuncs)
-        attempt(forget)
-        flush()
-    finally:
-        main.update(names)
-        gc.unfreeze()
-
-
 def draw_bars(module):
     """Has the progress bars that tqdm draws on a notebook's page be lines of text."""
     plain = sys_modules['tqdm.std']
@@ -635,10 +615,9 @@ builtins.display, builtins.get_ipython = display, get_ipython
 if folder := os.environ.get('NIX_SANDBOX_TOOLS'):
     stdlib.append(os.path.dirname(folder) + '/surface/python')
     load('tools_later').install(load)
-# What the agent calls in a copy is compiled before that. Where the machine is emulated,
-# to compile it then would take a tenth of the copy's start.
+# What the agent calls in a copy is compiled before that.
 sys_modules['sandbox_copy'] = copy = type(sys)('sandbox_copy')
-copy.reseed, copy.rehearse, copy.feed, copy.grow, copy.load = reseed, rehearse, feed, grow, load
+copy.reseed, copy.feed, copy.grow, copy.load = reseed, feed, grow, load
 # Nobody sends this interpreter numbers to slow it down but its own code.
 sys.set_int_max_str_digits(0)
 main['__file__'] = ROOT + '/main.py'

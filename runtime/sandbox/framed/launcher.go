@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
@@ -18,15 +17,15 @@ const (
 	// maxReport bounds a line of a report, in bytes, and maxReports their number.
 	maxReport  = 4 << 10
 	maxReports = 16
-	// maxStartFactor bounds by how much a program may ask for a longer start.
-	maxStartFactor = 100
+	// machinePatience is how many times longer than usual everything may take in a virtual machine that is not
+	// code: its instructions may be emulated.
+	machinePatience = 12
 )
 
 // report is what a sandbox's program has reported.
 type report struct {
-	Isolation   string `json:"isolation"`
-	Start       string `json:"start"`
-	StartFactor int    `json:"start_factor"`
+	Isolation string `json:"isolation"`
+	Start     string `json:"start"`
 	// ProjectChanged says that the sandbox shows an earlier state of its project.
 	ProjectChanged bool `json:"project_changed"`
 }
@@ -34,15 +33,13 @@ type report struct {
 // launcher holds the reports of a sandbox's program. That is not part of the sandbox, and the
 // frames go elsewhere, but its reports are bounded in the same way. A nil launcher has no reports.
 type launcher struct {
-	slower chan struct{} // gets a value when the factor changes
-
 	mu    sync.Mutex
 	last  report
 	shown bool // an answer has said that the project is another one
 }
 
 func newLauncher(reports *os.File) *launcher {
-	l := &launcher{slower: make(chan struct{}, 1)}
+	l := &launcher{}
 	go l.follow(reports)
 	return l
 }
@@ -59,14 +56,9 @@ func (l *launcher) follow(reports *os.File) {
 		if err != nil || json.Unmarshal(line, &next) != nil {
 			return
 		}
-		next.StartFactor = max(1, min(next.StartFactor, maxStartFactor))
 		l.mu.Lock()
 		l.last = next
 		l.mu.Unlock()
-		select {
-		case l.slower <- struct{}{}:
-		default:
-		}
 	}
 }
 
@@ -78,17 +70,6 @@ func (l *launcher) said() report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.last
-}
-
-// slowness is how many times longer than usual everything takes that is not code.
-func (l *launcher) slowness() time.Duration { return time.Duration(max(1, l.said().StartFactor)) }
-
-// changes gets a value when the slowness may have changed.
-func (l *launcher) changes() <-chan struct{} {
-	if l == nil {
-		return nil
-	}
-	return l.slower
 }
 
 // takeProjectChanged returns once that the sandbox shows its project as it was.

@@ -63,18 +63,20 @@ var (
 
 // Sandbox is a [sandbox.Sandbox] with an agent that speaks frames.
 type Sandbox struct {
-	log         *slog.Logger
-	process     *process.Process
-	stdin       *os.File
-	stdout      *os.File
-	stderr      *os.File
-	frames      *frame.Writer
-	telling     sync.Mutex // of tell
-	logTail     logTail
-	network     *network  // nil if the environment has none
-	launcher    *launcher // nil if the program reports nothing
-	control     *control  // nil if the program cannot be asked
-	outputBytes int64     // that a call may send of each stream, before escapes
+	log      *slog.Logger
+	process  *process.Process
+	stdin    *os.File
+	stdout   *os.File
+	stderr   *os.File
+	frames   *frame.Writer
+	telling  sync.Mutex // of tell
+	logTail  logTail
+	network  *network  // nil if the environment has none
+	launcher *launcher // nil if the program reports nothing
+	// patience is how many times longer than usual everything may take that is not code.
+	patience    time.Duration
+	control     *control // nil if the program cannot be asked
+	outputBytes int64    // that a call may send of each stream, before escapes
 	enforcedBy  string
 	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
@@ -123,6 +125,7 @@ func newSandbox(log *slog.Logger, started *process.Process, stdin, stdout, stder
 		done:        make(chan struct{}),
 		reaped:      make(chan struct{}),
 		pending:     map[uint64]*pending{},
+		patience:    1,
 	}
 }
 
@@ -328,7 +331,7 @@ func (s *Sandbox) texts(out *output) (stdout, stderr sandbox.Text) {
 
 // execute sends the request and waits for its result.
 func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *output) (frame.Reply, error) {
-	margin := answerMargin * s.launcher.slowness()
+	margin := answerMargin * s.patience
 	limit := request.Clock.AtMost(request.Timeout) + request.Grace + margin
 	samples := int64(limit/time.Second) * 4
 	p := &pending{
@@ -514,7 +517,7 @@ func (s *Sandbox) readPart(ctx context.Context, name string, offset, length int6
 func (s *Sandbox) request(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
 	reply, err := s.glance(ctx, request, want, timeout)
 	if err == errSlow {
-		s.fail("the agent did not answer within %v", timeout*s.launcher.slowness())
+		s.fail("the agent did not answer within %v", timeout*s.patience)
 		err = s.death()
 	}
 	return reply, err
@@ -524,7 +527,7 @@ var errSlow = errors.New("the agent did not answer in time")
 
 // glance is request, and its error is errSlow if the answer does not come. The sandbox goes on.
 func (s *Sandbox) glance(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
-	timeout *= s.launcher.slowness()
+	timeout *= s.patience
 	p := &pending{want: want, frames: 1}
 	if _, err := s.send(request, p, timeout); err != nil {
 		return frame.Reply{}, err

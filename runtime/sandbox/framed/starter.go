@@ -120,7 +120,8 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 	// The agent finds these when it starts to read, so that the interpreter
 	// that it loads first is already the right one.
-	s.stdin.SetWriteDeadline(began.Add(l.startTimeout * mayTake(spec)))
+	within := l.startTimeout * s.patience
+	s.stdin.SetWriteDeadline(began.Add(within))
 	messages := []any{frame.Request{
 		Type:        frame.Configure,
 		Env:         spec.Variables,
@@ -141,11 +142,11 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 	switch err := s.frames.Write(messages...); {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		s.fail("it was not ready within %v", l.startTimeout*mayTake(spec))
+		s.fail("it was not ready within %v", within)
 	case err != nil && !errors.Is(err, syscall.EPIPE):
 		s.fail("it cannot be configured: %v", err)
 	}
-	timer := time.NewTimer(l.startTimeout)
+	timer := time.NewTimer(time.Until(began.Add(within)))
 	defer timer.Stop()
 	ready := s.ready
 	for ready != nil || loaded != nil {
@@ -160,10 +161,8 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 			s.memory, loaded = reply.Size, nil
 		case <-s.done:
 			return nil, s.death()
-		case <-s.launcher.changes():
-			timer.Reset(time.Until(began.Add(l.startTimeout * s.launcher.slowness())))
 		case <-timer.C:
-			s.fail("it was not ready within %v", l.startTimeout*s.launcher.slowness())
+			s.fail("it was not ready within %v", within)
 			return nil, s.death()
 		case <-ctx.Done():
 			return nil, s.abandon(ctx.Err())
@@ -176,14 +175,6 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 // upperVariable tells the program of a sandbox the number of the descriptor of a socket,
 // over which it sends the upper layer of the project's overlay.
 const upperVariable = "NIX_SANDBOX_UPPER"
-
-// mayTake is by how much a start may be longer before its program has reported.
-func mayTake(spec sandbox.Spec) time.Duration {
-	if spec.Reports {
-		return maxStartFactor
-	}
-	return 1
-}
 
 // startError returns the error of a program that did not start.
 func startError(err error) error {
@@ -297,7 +288,7 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 		s.control = &control{socket: controlled}
 	}
 	if spec.Reports {
-		s.launcher = newLauncher(reports)
+		s.launcher, s.patience = newLauncher(reports), machinePatience
 	}
 	if spec.Network {
 		s.network = &network{log: s.log.With("sandbox", s.pid()), events: events}

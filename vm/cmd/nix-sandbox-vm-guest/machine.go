@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 
@@ -21,12 +20,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
 )
 
-// Variables of the launcher of the jail (package jail): the descriptor of the code's
-// control group, and by how much an interpreter may take longer to load.
-const (
-	codeGroupVariable   = "NIX_SANDBOX_CODE_GROUP"
-	startFactorVariable = "NIX_SANDBOX_START_FACTOR"
-)
+// codeGroupVariable tells the launcher of the jail (package jail) the descriptor of the code's control group.
+const codeGroupVariable = "NIX_SANDBOX_CODE_GROUP"
 
 // machine is the state of the first process.
 type machine struct {
@@ -138,7 +133,7 @@ func (m *machine) start(request protocol.Request) error {
 	if m.started {
 		return errors.New("a program was started already")
 	}
-	environ := []string{codeGroupVariable + "=3", startFactorVariable + "=" + strconv.Itoa(max(request.StartFactor, 1))}
+	environ := []string{codeGroupVariable + "=3"}
 	if request.Project != nil {
 		if err := makeProjectMount(); err != nil {
 			return err

@@ -81,7 +81,6 @@ func run(args []string) (status int, err error) {
 		return 0, err
 	}
 	defer project.Close()
-	report(startReport{StartFactor: machine.Expect(memory).StartFactor()})
 	if program == serveProgram {
 		control, err := openControl(os.Getenv(controlVariable))
 		if err != nil {

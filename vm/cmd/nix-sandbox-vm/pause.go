@@ -36,8 +36,6 @@ type pauser struct {
 	asked  bool      // an answer to a ping is to come
 	paused bool
 	over   bool // the first call came
-	// rehearsed says that the machine has gone on once.
-	rehearsed bool
 }
 
 // carry carries frames up to the first call, and then bytes.
@@ -127,10 +125,5 @@ func (p *pauser) pause(again *time.Timer) {
 		again.Reset(pauseAfter)
 	default:
 		p.paused = p.machine.Pause() == nil // otherwise it goes on, which costs time alone
-		if p.paused && !p.rehearsed && p.machine.Accelerator == machine.Emulated {
-			// By now QEMU has translated the code that runs before the first call.
-			p.rehearsed = true
-			p.paused = p.machine.Resume() != nil || p.machine.Pause() == nil
-		}
 	}
 }

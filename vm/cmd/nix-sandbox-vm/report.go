@@ -18,9 +18,8 @@ const reportsVariable = "NIX_SANDBOX_REPORTS"
 
 // startReport is a line about the start of a machine.
 type startReport struct {
-	Isolation   machine.Accelerator `json:"isolation,omitempty"`
-	Start       string              `json:"start,omitempty"` // cold, or copy
-	StartFactor int                 `json:"start_factor,omitempty"`
+	Isolation machine.Accelerator `json:"isolation,omitempty"`
+	Start     string              `json:"start,omitempty"` // cold, or copy
 	// ProjectChanged says of a machine that goes on that it shows its project as it was.
 	ProjectChanged bool `json:"project_changed,omitempty"`
 }

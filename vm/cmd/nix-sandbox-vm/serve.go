@@ -190,17 +190,15 @@ func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.Fi
 	return m.Save(state)
 }
 
-// reseed gives the interpreter of a copy random numbers of its own. An emulated copy that has to
-// wait rehearses its first call meanwhile: two thirds of the time of a first call would otherwise
-// go into QEMU's translation.
+// reseed gives the interpreter of a copy random numbers of its own.
 func (s *serving) reseed() error {
-	return s.request(frame.Reseeded, frame.Request{Type: frame.Reseed, ID: 1, Rehearse: s.Accelerator == machine.Emulated})
+	return s.request(frame.Reseeded, frame.Request{Type: frame.Reseed, ID: 1})
 }
 
 // request sends a request to the agent, unless its type is empty, and waits for an answer of the given
 // type. The agent gets no other request meanwhile.
 func (s *serving) request(answer string, request frame.Request) error {
-	deadline := time.Now().Add(s.Accelerator.LoadLimit())
+	deadline := time.Now().Add(machine.LoadLimit)
 	_ = s.Input.SetDeadline(deadline)
 	_ = s.Output.SetDeadline(deadline)
 	defer s.Input.SetDeadline(time.Time{})
