@@ -173,7 +173,7 @@ func (p *program) Wait() (int, error) {
 }
 
 // left returns the remarks that the model would read, after the files that the program has left are copied to kept.
-// Without files, it says nothing about these.
+// Without files, it leaves these out.
 func (p *program) left(kept *outputs.Folder, files bool) []string {
 	if p.killed {
 		return nil

@@ -34,7 +34,7 @@ func (s *Spec) Check(ctx context.Context, memory Memory) []jail.Finding {
 			problem = err.Error()
 		}
 		known.Problem = problem
-		_ = memory.Remember(known) // it costs the next start a try, and nothing else
+		_ = memory.Remember(known) // it only costs the next start a try
 	}
 	if !known.Works {
 		f.OK = false

@@ -89,7 +89,7 @@ func (s *Spec) Start(memory Memory, capturable bool) (*Machine, error) {
 		m, problem, err := s.tryKVM(from)
 		if err != nil || m != nil {
 			if err == nil && !found {
-				_ = memory.Remember(Known{Works: true}) // it costs the next start a try, and nothing else
+				_ = memory.Remember(Known{Works: true}) // it only costs the next start a try
 			}
 			return m, err
 		}

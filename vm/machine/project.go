@@ -231,6 +231,6 @@ func (p *Project) Close() {
 	if p.folder.Root != nil {
 		p.folder.Root.Close()
 	}
-	p.disk.Close() // on nil too, which is an error and nothing else
+	p.disk.Close() // on nil too, which only returns an error
 	p.reader.Close()
 }

@@ -104,7 +104,7 @@ func (d *Draft) Commit(meta Meta) error {
 
 // Close closes the files, and deletes them unless they were committed.
 func (d *Draft) Close() {
-	d.Memory.Close() // on nil too, which is an error and nothing else
+	d.Memory.Close() // on nil too, which only returns an error
 	d.State.Close()
 	d.project.Close()
 	os.RemoveAll(d.partial())

@@ -89,7 +89,7 @@ type Snapshot struct {
 
 // Close closes the files. Copies that run keep theirs.
 func (s *Snapshot) Close() {
-	s.Project.Close() // on nil too, which is an error and nothing else
+	s.Project.Close() // on nil too, which only returns an error
 	s.Memory.Close()
 	s.State.Close()
 }

@@ -206,7 +206,7 @@ func (p *pairs) add(ours, theirs *os.File, err error) (_, _ *os.File) {
 
 func closeAll(files []*os.File) {
 	for _, file := range files {
-		file.Close() // on nil too, which is an error and nothing else
+		file.Close() // on nil too, which only returns an error
 	}
 }
 

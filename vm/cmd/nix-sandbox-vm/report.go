@@ -35,7 +35,7 @@ func openReports(value string) (func(startReport), error) {
 		return nil, err
 	}
 	encoder := json.NewEncoder(file)
-	return func(report startReport) { _ = encoder.Encode(report) }, nil // nobody may read it any more
+	return func(report startReport) { _ = encoder.Encode(report) }, nil // its reader may be gone
 }
 
 // given returns the descriptor that a variable contains the number of.
