@@ -19,7 +19,7 @@ const profileNames = "nix-sandbox-"
 const triedVariable = "NIX_SANDBOX_TRIED_PROFILE"
 
 // EnterProfile executes this program again by its own path if that may give it its AppArmor profile. AppArmor
-// chooses a profile by the path that was executed, and the launcher is the interpreter of what was. It returns if
+// chooses a profile by the path that was executed, and the launcher is the interpreter of that file. It returns if
 // that changes no profile, and if it fails.
 func EnterProfile() {
 	tried := os.Getenv(triedVariable) != ""

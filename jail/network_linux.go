@@ -35,7 +35,7 @@ const (
 // readProxy reads the description of the proxy and checks its files, so that a missing
 // one is an error before anything has started. It returns nil without a network.
 func (s *Spec) readProxy() (*Spec, error) {
-	if s.Network == nil {
+	if s.Network == nil || s.Network.Proxy == "" {
 		return nil, nil
 	}
 	proxy, err := ReadSpec(s.Network.Proxy)
@@ -180,13 +180,62 @@ func isOneLine(text []byte) bool {
 	return len(text) > 0 && !bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
-// tryNetwork makes the network in an empty outer namespace, and returns the error that a start
-// would return.
-func (s *Spec) tryNetwork(ctx context.Context) error {
-	user, err := hostUser(os.Getpid())
+// StartCarrier starts the proxy of this network and, in the network's namespace, a program that has a file as its
+// descriptor [CarrierFD]. Both end with the calling thread. The proxy writes its events to a descriptor, unless it is 0.
+func (s *Spec) StartCarrier(events int, file *os.File, command ...string) error {
+	proxy, err := s.readProxy()
 	if err != nil {
 		return err
 	}
+	network, err := s.Network.start(proxy, s.AppArmor, events)
+	if err != nil {
+		return err
+	}
+	// The proxy waits until all copies are closed: the program has none under this number.
+	unix.CloseOnExec(network.Proxy)
+	handed := os.NewFile(uintptr(network.Proxy), "handover")
+	defer handed.Close()
+	network.Proxy = firstExtra
+	first, err := step{Network: network}.command()
+	if err != nil {
+		return err
+	}
+	attributes, err := s.apart()
+	if err != nil {
+		return err
+	}
+	attributes.Pdeathsig = syscall.SIGKILL
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	if _, err := syscall.ForkExec(first[0], append(first, command...), &syscall.ProcAttr{
+		Dir: "/", Env: oneProcessor, Sys: attributes,
+		Files: []uintptr{null.Fd(), null.Fd(), uintptr(unix.Stderr), handed.Fd(), file.Fd()},
+	}); err != nil {
+		return network.networkRefused(appArmorProfile(), fmt.Errorf("make its namespaces: %w", err))
+	}
+	return nil
+}
+
+// CarrierFD is the descriptor of the program that [Spec.StartCarrier] starts.
+const CarrierFD = firstExtra + 1
+
+// apart returns the attributes of a process in namespaces for a network, as a user of its own if root is the caller.
+func (s *Spec) apart() (*syscall.SysProcAttr, error) {
+	user, err := hostUser(os.Getpid())
+	if err != nil || user == 0 {
+		return inNetwork(os.Geteuid(), os.Getegid()), err
+	}
+	attributes := inNetwork(user, user)
+	attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user), NoSetGroups: true}
+	return attributes, nil
+}
+
+// tryNetwork makes the network in an empty outer namespace, and returns the error that a start
+// would return.
+func (s *Spec) tryNetwork(ctx context.Context) error {
 	command, err := step{Network: &networkStep{Proxy: firstExtra, Ports: s.Network.Ports, AppArmor: s.AppArmor}}.command()
 	if err != nil {
 		return err
@@ -198,10 +247,9 @@ func (s *Spec) tryNetwork(ctx context.Context) error {
 	defer unix.Close(pair[0])
 	passed := os.NewFile(uintptr(pair[1]), "handover")
 	defer passed.Close()
-	attributes := inNetwork(os.Geteuid(), os.Getegid())
-	if user != 0 {
-		attributes = inNetwork(user, user)
-		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user), NoSetGroups: true}
+	attributes, err := s.apart()
+	if err != nil {
+		return err
 	}
 	output, works := attempt(ctx, attributes, []*os.File{passed}, command[0], append(command[1:], s.Bubblewrap, "--version")...)
 	if works {

@@ -116,13 +116,33 @@ func TestReadProxy(t *testing.T) {
 	}
 }
 
+// In a virtual machine, the first process is there in place of a proxy.
+func TestReadRequest_Carrier(t *testing.T) {
+	spec := valid()
+	spec.Network = &Network{}
+	if _, err := spec.ReadRequest(only(CarrierVariable, "")); err == nil || !strings.Contains(err.Error(), CarrierVariable) || HintOf(err) == "" {
+		t.Errorf("without one: %v", err)
+	}
+	if request, err := spec.ReadRequest(only(CarrierVariable, "1000")); err == nil {
+		t.Errorf("with a descriptor that is not open: %+v", request)
+	}
+	r, w, err := os.Pipe()
+	must.Do(t, err)
+	defer r.Close()
+	defer w.Close()
+	fd := int(w.Fd())
+	if request, err := spec.ReadRequest(only(CarrierVariable, fmt.Sprint(fd))); err != nil || request.Carrier != fd {
+		t.Errorf("%+v, %v", request, err)
+	}
+}
+
 func TestReadRequest_Events(t *testing.T) {
 	r, w, err := os.Pipe()
 	must.Do(t, err)
 	defer r.Close()
 	defer w.Close()
 	spec := valid()
-	spec.Network = &Network{}
+	spec.Network = &Network{Proxy: "/proxy"}
 	read := func(value string) (int, error) {
 		request, err := spec.ReadRequest(only(handover.EventsVariable, value))
 		return request.Events, err

@@ -25,6 +25,8 @@ type Request struct {
 	Upper int
 	// Events is the descriptor that gets the events of the network's proxy.
 	Events int
+	// Carrier is the descriptor of the socket that takes the network's sockets in a virtual machine.
+	Carrier int
 	// CodeGroup is the descriptor of a control group for the code.
 	CodeGroup int
 	// devices is the plan for the sandbox's devices, or nil.
@@ -44,16 +46,16 @@ const (
 	workspaceVariable = "NIX_SANDBOX_WORKSPACE"
 	overlayVariable   = "NIX_SANDBOX_OVERLAY"
 	upperVariable     = "NIX_SANDBOX_UPPER"
+	// CarrierVariable is for a socket (package handover) of a virtual machine's first process.
+	CarrierVariable = "NIX_SANDBOX_CARRIER"
 	// codeGroupVariable is for a folder of a control group. The agent starts the code in
 	// that group and reads its events. The sandbox's user may write to its cgroup.procs.
 	// Whoever sets the variable has set the group's limits.
 	codeGroupVariable = "NIX_SANDBOX_CODE_GROUP"
 )
 
-// These options tell the agent about the control group and the factor.
-const (
-	codeGroupOption = "--group"
-)
+// codeGroupOption tells the agent about the control group.
+const codeGroupOption = "--group"
 
 // Hints for variables that users do not set.
 const (
@@ -87,6 +89,7 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 		{&request.Overlay, overlayVariable, "the folder of an overlay", byServer, !request.Project.Shared},
 		{&request.Upper, upperVariable, "a socket", byServer, !request.Project.Overlay},
 		{&request.Events, handover.EventsVariable, "a file that can be written to", "leave it unset: refusals are then written to standard error", s.Network == nil},
+		{&request.Carrier, CarrierVariable, "a socket", byMachine, s.Network == nil || s.Network.Proxy != ""},
 		{&request.CodeGroup, codeGroupVariable, "a control group", byMachine, false},
 	} {
 		value := get(given.variable)
@@ -107,6 +110,9 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 	}
 	if request.Project.Shared && (request.Overlay == 0 || request.Workspace == 0) {
 		return request, &Refusal{Problem: "PROJECT_MODE is \"shared\", and there is no holder of a workspace that has the project", Hint: "set PROJECT_MODE to readonly or overlay, or leave it unset"}
+	}
+	if s.Network != nil && s.Network.Proxy == "" && request.Carrier == 0 {
+		return request, &Refusal{Problem: "this sandbox has its network from a virtual machine, and " + CarrierVariable + " is not set", Hint: byMachine}
 	}
 	if request.Workspace != 0 && s.Workspace == nil {
 		return request, &Refusal{Problem: "this sandbox cannot share its workspace", Hint: "build the sandbox again with mkSandbox"}

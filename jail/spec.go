@@ -95,8 +95,9 @@ type Overlay struct {
 // and ends with the sandbox. If the flags of [Overlay] or [Workspace] make an outer
 // namespace anyway, it is that one.
 type Network struct {
-	// Proxy is the absolute path of the [Spec] of the proxy's jail.
-	Proxy string `json:"proxy"`
+	// Proxy is the absolute path of the [Spec] of the proxy's jail. It is empty in a virtual machine, where the first
+	// process takes the sockets in place of a proxy.
+	Proxy string `json:"proxy,omitempty"`
 	// Ports are the TCP ports of hosts that the sandbox reaches.
 	Ports []int `json:"ports"`
 	// Secrets belong to the policy's credentials, in their order. The launcher opens

@@ -48,6 +48,10 @@ func (s *Spec) Start(request Request) error {
 	var network *networkStep
 	startNetwork := func() (err error) {
 		if s.Network != nil && network == nil {
+			if proxy == nil {
+				network = &networkStep{Proxy: request.Carrier, Ports: s.Network.Ports}
+				return inherit(request.Carrier)
+			}
 			network, err = s.Network.start(proxy, s.AppArmor, request.Events)
 			s.yieldToHost()
 		}

@@ -52,7 +52,7 @@ type Spec struct {
 	Limiter []string
 	// Beside says that killing the interpreter leaves other programs alone.
 	Beside bool
-	// InMachine says that the sandbox is in a virtual machine, whose instructions may be emulated.
+	// InMachine says that the sandbox is in a virtual machine, which may be emulated.
 	InMachine bool
 }
 

@@ -432,6 +432,8 @@ let
       command,
       driver,
       pipe,
+      # Whether it is a jail in a virtual machine, whose first process takes the place of a proxy.
+      inMachine ? false,
     }:
     let
       isNetworked = options.network != "none";
@@ -479,8 +481,9 @@ let
           found = networkOf options.network;
         in
         {
-          inherit (found) proxy ports;
+          inherit (found) ports;
         }
+        // lib.optionalAttrs (!inMachine) { inherit (found) proxy; }
         // lib.optionalAttrs (found.secrets != [ ]) { inherit (found) secrets; }
         // lib.optionalAttrs (certificates.endsTLS options.network) {
           authorities = certificates.public;
@@ -660,6 +663,7 @@ in
     addition
     make
     describeProgram
+    networkOf
     profileOf
     ;
 

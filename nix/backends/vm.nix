@@ -10,6 +10,7 @@ let
   inherit (pkgs.stdenv) hostPlatform;
 
   jail = import ./jail.nix { inherit pkgs programs; };
+  certificates = import ../lib/certificates.nix { inherit pkgs; };
   closureTree = import ../lib/closureTree.nix { inherit pkgs; };
   user = import ../lib/user.nix;
 
@@ -84,7 +85,10 @@ let
       inherit (args.options) memory_mb pids workspace_mb;
       cpus = if args.options.cpus == null then 1 else builtins.floor args.options.cpus;
 
-      inner = jail.make args;
+      inherit (args.options) network;
+      isNetworked = network != "none";
+
+      inner = jail.make (args // { inMachine = true; });
 
       # What the launcher in the machine reads, and the folder that its jail binds, which
       # has the originals of its files in its closure and does without them.
@@ -168,6 +172,12 @@ let
               "control"
             ]
         )
+        ++ lib.optionals isNetworked [
+          "-chardev"
+          "socket,id=network,fd=12"
+          "-device"
+          "virtserialport,bus=ports.0,nr=5,chardev=network,name=org.nix-sandbox-mcp.network"
+        ]
         ++ [
           "-chardev"
           "socket,id=monitor,fd=7"
@@ -207,9 +217,16 @@ let
             # would interrupt it with signals.
             "GODEBUG=asyncpreemptoff=1"
           ];
-          jail = confined // {
-            apparmor = jail.profileOf (lib.getExe programs.vm);
-          };
+          jail =
+            confined
+            // {
+              apparmor = jail.profileOf (lib.getExe programs.vm);
+            }
+            // lib.optionalAttrs isNetworked {
+              network = {
+                inherit (jail.networkOf network) proxy ports;
+              };
+            };
           project = {
             mount = "/project";
             reserved = import ../lib/reserved.nix;
@@ -231,7 +248,7 @@ let
         "check"
       ] (_: description);
       inherit (inner) contents closure;
-      needs = builtins.hashString "sha256" "${lib.getExe programs.vm} ${qemu}";
+      needs = builtins.hashString "sha256" "${lib.getExe programs.vm} ${qemu}${lib.optionalString isNetworked " network"}";
       metadata = {
         # What a sandbox uses of the host beside what its code may.
         overhead = {
@@ -271,8 +288,8 @@ in
       "${location} backend is \"vm\", whose virtual machines are those of x86_64-linux, and this is ${hostPlatform.system}: set backend = \"jail\""
     ++ lib.optional (hostPlatform.isx86_64 && !(lib.versionAtLeast (qemu.version or "0") qemuWants))
       "${location} backend is \"vm\", which takes QEMU ${qemuWants}, and this package set has ${qemu.version or "none"}: use a newer nixpkgs, or set backend = \"jail\""
-    ++ lib.optional (given.network != "none")
-      "${location} network is a table, and a virtual machine has no network yet: set network = \"none\", or backend = \"jail\""
+    ++ lib.optional (certificates.endsTLS given.network)
+      "${location} network has credentials or rules, for which the proxy ends TLS, and the network of a virtual machine has neither yet: leave them out, or set backend = \"jail\""
     ++ lib.optional (given.extra_binds != { })
       "${location} extra_binds is set, and a virtual machine shows nothing of the host yet: set backend = \"jail\", or leave it out"
     ++ lib.optional (given.devices != [ ])

@@ -1,1 +1,1 @@
-"sha256-G0ifHaioOvddSctk0Ak7DP4odf0Xpel4WA1x1tFW3no="
+"sha256-PqW0vVKbFTtaYRiWdEt1Mhu5jyqc23AfzqfTBDzH9GQ="

@@ -243,7 +243,7 @@ func DiedDuring(err error) *sandbox.DeadError {
 	return dead
 }
 
-// OutcomeFailed is the outcome of a call whose code ended by itself with another status than 0.
+// OutcomeFailed is the outcome of a call if its code ended by itself with another status than 0.
 const OutcomeFailed = "failed"
 
 // Outcome returns the outcome of a call in one word: the result's own outcome, failed, cancelled, died or

@@ -34,6 +34,12 @@ in
     inherit network;
   };
 
+  # The same in a virtual machine.
+  machine = python {
+    name = "world-machine";
+    backend = "vm";
+  };
+
   # Programs that reach a network, each in its own way.
   tools = sandboxes.mkSandbox {
     name = "world-tools";

@@ -4,9 +4,9 @@ let
   toml = text: library.problems.fromToml (builtins.fromTOML text);
 
   mistakes = {
-    "a network of a virtual machine" = {
-      read = toml "[defaults]\nbackend = \"vm\"\n[environments.python]\npreset = \"python\"\nnetwork = { mode = \"allow\", domains = [\"files.example\"] }\n";
-      sentence = "config: [environments.python] network is a table, and a virtual machine has no network yet: set network = \"none\", or backend = \"jail\"";
+    "credentials of a virtual machine" = {
+      read = toml "[defaults]\nbackend = \"vm\"\n[environments.python]\npreset = \"python\"\n[environments.python.network]\nmode = \"allow\"\ndomains = [\"api.example\"]\n[environments.python.network.credentials.key]\ndomain = \"api.example\"\nheader = \"Authorization: Bearer {}\"\nvariable = \"KEY\"\n";
+      sentence = "config: [environments.python] network has credentials or rules, for which the proxy ends TLS, and the network of a virtual machine has neither yet: leave them out, or set backend = \"jail\"";
     };
     "a folder of the host in a virtual machine" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\nextra_binds = { \"/data\" = \"/srv/data\" }\n";

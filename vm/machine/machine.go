@@ -33,6 +33,7 @@ const (
 	memoryFD
 	kvmFD
 	projectFD
+	networkFD
 )
 
 // consoleBytes is how much of the end of the kernel's messages is stored; the messages of a panic
@@ -49,6 +50,8 @@ type Machine struct {
 	// Ended is closed when QEMU has ended. No requests are possible then.
 	Ended chan struct{}
 
+	// network is the port for connections, or nil.
+	network *net.UnixConn
 	process *os.Process
 	// memory is the file that the machine's memory began as, or nil if it cannot be captured.
 	memory  *os.File
@@ -272,6 +275,14 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from Origin) (_ *
 	}()
 	child.Files = slices.Clone(theirs)
 	child.Files = append(child.Files, from.Memory, device, s.disk) // nil is closed
+	if s.HasNetwork() {
+		here, there, err := pair()
+		if err != nil {
+			closeTheirs()
+			return nil, err
+		}
+		own, theirs, child.Files, m.network = append(own, here), append(theirs, there), append(child.Files, there), here
+	}
 	errs, stderr, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -365,7 +376,29 @@ func (m *Machine) Ask(request protocol.Request) error {
 // Run starts a program of the image in the machine, and sets the machine's clock to now. An agent
 // gets the ports of its input and output.
 func (m *Machine) Run(program string, agent bool, now time.Time) error {
-	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Ports: agent, Project: m.shown, Now: now.UnixNano()})
+	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Ports: agent, Project: m.shown, Network: m.network != nil, Now: now.UnixNano()})
+}
+
+// HasNetwork reports whether the sandbox has a network of named hosts.
+func (s *Spec) HasNetwork() bool { return s.jail.Network != nil }
+
+// Connect has the proxy of the sandbox's network take the machine's connections, if it has a network: program is this
+// process's own, and carries them with an argument. The proxy writes its events to a descriptor, unless it is 0.
+func (s *Spec) Connect(m *Machine, events int, argument string) error {
+	if m.network == nil {
+		return nil
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	file, err := m.network.File()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	defer m.network.Close()
+	return s.jail.StartCarrier(events, file, program, argument)
 }
 
 // Finish has a machine write a mark to its output and its log, after all output of its ended

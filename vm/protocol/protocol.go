@@ -8,10 +8,12 @@ package protocol
 
 // The names of the ports and of the disk that the host attaches.
 const (
-	Input     = "org.nix-sandbox-mcp.in"
-	Output    = "org.nix-sandbox-mcp.out"
-	Log       = "org.nix-sandbox-mcp.log"
-	Control   = "org.nix-sandbox-mcp.control"
+	Input   = "org.nix-sandbox-mcp.in"
+	Output  = "org.nix-sandbox-mcp.out"
+	Log     = "org.nix-sandbox-mcp.log"
+	Control = "org.nix-sandbox-mcp.control"
+	// Network carries connections (package carrier), if the sandbox has a network.
+	Network   = "org.nix-sandbox-mcp.network"
 	StoreDisk = "store"
 	// ProjectDisk contains the image of the project when [Show] is requested. It exists if a
 	// program is started with a [Project].
@@ -84,6 +86,8 @@ type Request struct {
 	Ports bool `json:"ports,omitempty"`
 	// Project describes the project that the program shows, or is nil.
 	Project *Project `json:"project,omitempty"`
+	// Network says that the program has a network, over the port of this name.
+	Network bool `json:"network,omitempty"`
 	// Now is the time of the host, in nanoseconds since 1970.
 	Now int64 `json:"now,omitempty"`
 	// Seed is 32 random bytes, for [Thaw].

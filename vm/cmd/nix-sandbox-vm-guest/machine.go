@@ -17,17 +17,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/carrier"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/handover"
 )
 
-// codeGroupVariable tells the launcher of the jail (package jail) the descriptor of the code's control group.
-const codeGroupVariable = "NIX_SANDBOX_CODE_GROUP"
+// Variables of the launcher of the jail (package jail): the descriptors of the code's control group, and of the socket
+// that takes the sockets of its network.
+const (
+	codeGroupVariable = "NIX_SANDBOX_CODE_GROUP"
+	carrierVariable   = "NIX_SANDBOX_CARRIER"
+)
 
 // machine is the state of the first process.
 type machine struct {
 	groups             *groups
-	random             *os.File // the kernel's device of random numbers
-	input, output, log *os.File // ports
+	random             *os.File        // the kernel's device of random numbers
+	input, output, log *os.File        // ports
+	network            *carrier.Inside // nil without a network
 
 	mu      sync.Mutex // of the answers, and of what follows
 	answers *json.Encoder
@@ -93,6 +100,11 @@ func (m *machine) do(request protocol.Request) error {
 		if err := reseed(m.random, request.Seed); err != nil {
 			return err
 		}
+		if m.network != nil {
+			if err := m.network.Begin(); err != nil {
+				return err
+			}
+		}
 		return m.groups.thaw()
 	case protocol.Finish:
 		_, err := m.output.Write(request.Mark)
@@ -141,10 +153,19 @@ func (m *machine) start(request protocol.Request) error {
 		m.project = request.Project
 		environ = append(environ, projectVariables(*request.Project)...)
 	}
+	files := []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd(), m.groups.code.Fd()}
+	if request.Network {
+		sockets, err := m.connect()
+		if err != nil {
+			return err
+		}
+		defer sockets.Close()
+		files, environ = append(files, sockets.Fd()), append(environ, carrierVariable+"=4")
+	}
 	pid, err := forkInBatches(program, []string{program}, &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   environ,
-		Files: []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd(), m.groups.code.Fd()},
+		Files: files,
 		Sys: &syscall.SysProcAttr{
 			Setsid:      true,
 			Credential:  &syscall.Credential{Uid: protocol.User, Gid: protocol.User},
@@ -168,6 +189,26 @@ func (m *machine) start(request protocol.Request) error {
 	}
 	go m.reap(pid)
 	return nil
+}
+
+// connect begins to carry the program's connections. It returns the socket for the launcher, which the caller closes.
+func (m *machine) connect() (*os.File, error) {
+	port, err := openPort(protocol.Network)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	m.network = carrier.NewInside(port)
+	go func() {
+		defer unix.Close(pair[0])
+		if err := m.network.Accept(func() (handover.Socket, *os.File, error) { return handover.Receive(pair[0]) }); err != nil {
+			fmt.Fprintln(os.Stderr, "nix-sandbox-vm-guest: error:", err)
+		}
+	}()
+	return os.NewFile(uintptr(pair[1]), "sockets"), m.network.Begin()
 }
 
 // forkInBatches starts a program in the scheduling class SCHED_BATCH, so that its processes do not

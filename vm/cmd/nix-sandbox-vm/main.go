@@ -16,11 +16,16 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/carrier"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/handover"
 )
 
 // version is set when the program is linked.
 var version = "unknown"
+
+// carry is the argument of the program that carries a machine's connections to the proxy, in the network's namespace.
+const carry = "--carry"
 
 // exitRefused tells "no sandbox started" from every status of the code in it.
 const exitRefused = 125
@@ -44,6 +49,10 @@ func main() {
 
 func run(args []string) (status int, err error) {
 	switch {
+	case len(args) > 0 && args[0] == jail.Step:
+		return 0, jail.RunStep(args[1:])
+	case len(args) == 1 && args[0] == carry:
+		return 0, carrier.Outside(os.NewFile(jail.CarrierFD, "carrier"), carrier.Dial)
 	case len(args) == 1 && args[0] == "--version":
 		_, err := os.Stdout.WriteString("nix-sandbox-vm " + version + "\n")
 		return 0, err
@@ -72,6 +81,12 @@ func run(args []string) (status int, err error) {
 			}
 		}
 	}
+	events := 0
+	if value := os.Getenv(handover.EventsVariable); value != "" && spec.HasNetwork() {
+		if events, err = number(handover.EventsVariable, value); err != nil {
+			return 0, err
+		}
+	}
 	report, err := openReports(os.Getenv(reportsVariable))
 	if err != nil {
 		return 0, err
@@ -96,6 +111,9 @@ func run(args []string) (status int, err error) {
 			return 0, err
 		}
 		defer s.Close()
+		if err := spec.Connect(s.Machine, events, carry); err != nil {
+			return 0, err
+		}
 		report(startReport{Isolation: s.Accelerator, Start: s.began(), ProjectChanged: s.projectChanged})
 		return serve(spec, s, control, project)
 	}
@@ -104,6 +122,9 @@ func run(args []string) (status int, err error) {
 		return 0, err
 	}
 	defer m.Close()
+	if err := spec.Connect(m, events, carry); err != nil {
+		return 0, err
+	}
 	report(startReport{Isolation: m.Accelerator})
 	if err := m.Run(program, false, time.Now()); err != nil {
 		return 0, err

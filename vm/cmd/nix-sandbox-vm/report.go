@@ -40,15 +40,24 @@ func openReports(value string) (func(startReport), error) {
 
 // given returns the descriptor that a variable contains the number of.
 func given(variable, value string) (*os.File, error) {
+	fd, err := number(variable, value)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), variable), nil
+}
+
+// number returns the number of a descriptor, which a variable contains.
+func number(variable, value string) (int, error) {
 	fd, err := strconv.Atoi(value)
 	if err == nil && fd > 2 {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC)
 	}
 	if err != nil || fd <= 2 {
-		return nil, &jail.Refusal{
+		return 0, &jail.Refusal{
 			Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor", variable, value),
 			Hint:    "leave it unset",
 		}
 	}
-	return os.NewFile(uintptr(fd), variable), nil
+	return fd, nil
 }
