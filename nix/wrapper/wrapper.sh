@@ -43,7 +43,7 @@ needs_environments=yes
 case "${1-} ${2-}" in
   # The completion of these commands lists the names of the environments.
   '__complete run' | '__complete shell') ;;
-  -h* | --help* | changes* | --version* | version* | help* | client-config* | completion* | __complete* | add-env* | manual* | token* | top* | approve* | page | page\ * | sessions* | get* | exec* | hook* | forward*)
+  -h* | --help* | variables* | changes* | --version* | version* | help* | client-config* | completion* | __complete* | add-env* | manual* | token* | top* | approve* | page | page\ * | sessions* | get* | exec* | hook* | forward*)
     needs_environments=no
     ;;
 esac

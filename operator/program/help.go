@@ -50,15 +50,13 @@ else that of the code: 128 + N if signal N ended it (137: it exceeded a
      limit)
 `
 
-// initHelp adds variables and exit statuses to the help of the root, and has the command help
-// refuse words that are not commands.
+// initHelp adds a page of help about variables and exit statuses, and has the command help refuse words that are not
+// commands.
 func initHelp(root *cobra.Command) {
-	write := root.HelpFunc()
-	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
-		write(cmd, args)
-		if cmd == root {
-			fmt.Fprintf(cmd.OutOrStdout(), "\nEnvironment Variables:\n%s\nExit Status:\n%s", indent(variables), indent(statuses))
-		}
+	root.AddCommand(&cobra.Command{
+		Use:   "variables",
+		Short: "Environment variables and exit statuses",
+		Long:  "Environment variables:\n" + indent(variables) + "\nExit statuses:\n" + indent(statuses),
 	})
 	root.InitDefaultHelpCmd()
 	help, _, _ := root.Find([]string{"help"})

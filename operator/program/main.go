@@ -48,35 +48,50 @@ func rootCommand(std cli.Streams, more ...Command) *cobra.Command {
 	root.SetOut(std.Out)
 	root.SetErr(std.Err)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(
-		serveCommand(),
-		tokenCommand(std),
-		sessions.Top(std),
-		sessions.Approve(std),
-		page.Command(std),
-		sandboxes.List(std),
-		sandboxes.Packages(std),
+	addGroup(root, "Every day:",
+		clients.Config(std),
 		sandboxes.Run(std),
 		sandboxes.Shell(std),
-		sessions.Exec(std),
-		clients.Hook(std),
+		sandboxes.List(std),
+		addEnvCommand(),
+		page.Command(std),
+		sessions.Approve(std),
 		sessions.Changes(std),
+		sessions.Exec(std),
 		sessions.List(std),
 		sessions.Get(std),
 		sessions.Forward(std),
 		doctorCommand(std),
-		addEnvCommand(),
-		clients.Config(std),
+	)
+	operators := []*cobra.Command{
+		serveCommand(),
+		tokenCommand(std),
+		sessions.Top(std),
+		sandboxes.Packages(std),
+		clients.Hook(std),
 		manualCommand(std),
 		versionCommand(std),
-	)
-	for _, command := range more {
-		root.AddCommand(command(std))
 	}
+	for _, command := range more {
+		operators = append(operators, command(std))
+	}
+	const forOperators = "For operators:"
+	addGroup(root, forOperators, operators...)
+	root.SetHelpCommandGroupID(forOperators)
+	root.SetCompletionCommandGroupID(forOperators)
 	initHelp(root)
 	initCompletion(root)
 	forEach(root, refuseUnknown)
 	return root
+}
+
+// addGroup adds commands under a title of the help.
+func addGroup(root *cobra.Command, title string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: title, Title: title})
+	for _, cmd := range commands {
+		cmd.GroupID = title
+	}
+	root.AddCommand(commands...)
 }
 
 // forEach calls f with a command and all commands below it.

@@ -34,7 +34,7 @@ func writeManual(w io.Writer, root *cobra.Command) {
 	writeManualFlags(w, root)
 	fmt.Fprint(w, ".SH COMMANDS\n")
 	forEach(root, func(cmd *cobra.Command) {
-		if _, nothing := cmd.Annotations[groupOnly]; cmd == root || nothing {
+		if _, nothing := cmd.Annotations[groupOnly]; cmd == root || nothing || cmd.IsAdditionalHelpTopicCommand() {
 			return
 		}
 		name := strings.TrimPrefix(cmd.CommandPath(), root.Name()+" ")

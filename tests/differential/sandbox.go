@@ -103,7 +103,7 @@ func (s *server) run(ctx context.Context, c testCase, timeout time.Duration) (re
 		status, _ := answer.Fact("exit_code").(float64)
 		r.status = int(status)
 		switch outcome := answer.Fact("outcome"); outcome {
-		case "ok":
+		case "ok", "failed":
 		case "timeout":
 			r.status = timedOut
 		default:

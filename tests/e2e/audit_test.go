@@ -61,7 +61,7 @@ func TestAudit_HasARecordOfEveryCall(t *testing.T) {
 		first.Env != "bash" || first.Session != "s" || first.Closure == "" || first.ExitCode != 3 || first.StdoutBytes != 4 || first.StderrBytes != 4 {
 		t.Errorf("%+v", first)
 	}
-	for i, want := range []string{"ok", "refused", "refused", "cancelled"} {
+	for i, want := range []string{"failed", "refused", "refused", "cancelled"} {
 		if got[i].Outcome != want {
 			t.Errorf("record %d is %+v, want %s", i+1, got[i], want)
 		}

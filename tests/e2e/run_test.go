@@ -65,7 +65,7 @@ func TestRun_AnswersTraceback(t *testing.T) {
 
 func TestRun_TellsFacts(t *testing.T) {
 	answer := run(start(t), "bash", "exit 3")
-	if answer.Fact("exit_code") != 3.0 || answer.Fact("outcome") != "ok" || answer.Fact("truncated") != false {
+	if answer.Fact("exit_code") != 3.0 || answer.Fact("outcome") != "failed" || answer.Fact("truncated") != false {
 		t.Errorf("facts %v", answer.Meta)
 	}
 	if hash, _ := answer.Fact("code_sha256").(string); len(hash) != 64 {
