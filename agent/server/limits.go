@@ -54,11 +54,11 @@ func (e *executor) busy(busy bool) {
 	if e.keeper == nil {
 		return
 	}
-	if busy && e.phase == absent {
-		e.crossing.Store(nil) // it ended no call
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if busy && e.phase == absent && !e.beside {
+		e.crossing.Store(nil) // it ended no call, and no program beside them
+	}
 	if busy {
 		e.work(1)
 	} else {

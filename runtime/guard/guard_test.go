@@ -60,7 +60,6 @@ var trusted = map[string]string{
 	"gateway/program/main.go serve":            "accepts connections; net/http recovers in each",
 	"gateway/program/observe.go start":         "is run by Server.Go, which has a guard",
 	"parts/ask/book.go ask":                    "calls the way by Run",
-	"runtime/interactive/interactive.go Start": "awaits the end of a process",
 	"parts/parts.go Add":                       "is run by Server.Go, which has a guard",
 	"parts/toolbox/toolbox.go Add":             "is run by Server.Go, which has a guard",
 	"runtime/service/server.go AfterAnswer":    "is run by Server.Go, which has a guard",

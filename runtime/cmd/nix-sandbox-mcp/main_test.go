@@ -162,7 +162,7 @@ func TestServer_LogsCalls(t *testing.T) {
 	c.Run(mcptest.Arguments{Code: "echo secret-code; exit 3", Env: "bash", Session: "s1"})
 	c.CloseInput()
 	c.Wait(5 * time.Second)
-	want := []string{`"msg":"call"`, `"env":"bash"`, `"session":"s1"`, `"outcome":"ok"`, `"exit_code":3`, `"duration_ms":`, `"output_bytes":12`}
+	want := []string{`"msg":"call"`, `"env":"bash"`, `"session":"s1"`, `"outcome":"failed"`, `"exit_code":3`, `"duration_ms":`, `"output_bytes":12`}
 	found := false
 	for line := range strings.Lines(c.Log()) {
 		all := true

@@ -198,7 +198,7 @@ func (a *codeCalls) pass(to frame.Reply, one *codeCall) {
 func (s *Sandbox) tell(message frame.Request) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
-	s.stdin.SetWriteDeadline(time.Now().Add(readTimeout * s.patience))
+	s.stdin.SetWriteDeadline(time.Now().Add(s.within(readTimeout)))
 	if err := s.frames.Write(message); err != nil {
 		s.fail("it does not take answers: %v", err)
 	}

@@ -83,7 +83,7 @@ func (s *Sandbox) Suspend(ctx context.Context, folder string, keep bool) (int64,
 	if waiting > 0 {
 		return 0, fmt.Errorf("%d requests to the sandbox wait for their answers", waiting)
 	}
-	answer, err := s.control.save(folder, keep, suspendTimeout*s.patience)
+	answer, err := s.control.save(folder, keep, s.within(suspendTimeout))
 	if err != nil {
 		s.fail("it was not suspended: %v", err)
 		return 0, s.death()

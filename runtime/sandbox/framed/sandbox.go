@@ -125,8 +125,15 @@ func newSandbox(log *slog.Logger, started *process.Process, stdin, stdout, stder
 		done:        make(chan struct{}),
 		reaped:      make(chan struct{}),
 		pending:     map[uint64]*pending{},
-		patience:    1,
 	}
+}
+
+// within is how long a thing may take that is not code, if it may usually take d.
+func (s *Sandbox) within(d time.Duration) time.Duration {
+	if s.launcher != nil {
+		return d * machinePatience
+	}
+	return d
 }
 
 func (s *Sandbox) pid() int { return s.process.Cmd.Process.Pid }
@@ -331,7 +338,7 @@ func (s *Sandbox) texts(out *output) (stdout, stderr sandbox.Text) {
 
 // execute sends the request and waits for its result.
 func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *output) (frame.Reply, error) {
-	margin := answerMargin * s.patience
+	margin := s.within(answerMargin)
 	limit := request.Clock.AtMost(request.Timeout) + request.Grace + margin
 	samples := int64(limit/time.Second) * 4
 	p := &pending{
@@ -517,7 +524,7 @@ func (s *Sandbox) readPart(ctx context.Context, name string, offset, length int6
 func (s *Sandbox) request(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
 	reply, err := s.glance(ctx, request, want, timeout)
 	if err == errSlow {
-		s.fail("the agent did not answer within %v", timeout*s.patience)
+		s.fail("the agent did not answer within %v", s.within(timeout))
 		err = s.death()
 	}
 	return reply, err
@@ -527,7 +534,7 @@ var errSlow = errors.New("the agent did not answer in time")
 
 // glance is request, and its error is errSlow if the answer does not come. The sandbox goes on.
 func (s *Sandbox) glance(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
-	timeout *= s.patience
+	timeout = s.within(timeout)
 	p := &pending{want: want, frames: 1}
 	if _, err := s.send(request, p, timeout); err != nil {
 		return frame.Reply{}, err

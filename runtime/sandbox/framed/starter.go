@@ -120,7 +120,7 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 	// The agent finds these when it starts to read, so that the interpreter
 	// that it loads first is already the right one.
-	within := l.startTimeout * s.patience
+	within := s.within(l.startTimeout)
 	s.stdin.SetWriteDeadline(began.Add(within))
 	messages := []any{frame.Request{
 		Type:        frame.Configure,
@@ -288,7 +288,7 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 		s.control = &control{socket: controlled}
 	}
 	if spec.Reports {
-		s.launcher, s.patience = newLauncher(reports), machinePatience
+		s.launcher = newLauncher(reports)
 	}
 	if spec.Network {
 		s.network = &network{log: s.log.With("sandbox", s.pid()), events: events}

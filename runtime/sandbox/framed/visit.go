@@ -79,7 +79,7 @@ func newVisit(s *Sandbox) *visit {
 // Open implements [sandbox.Visitable].
 func (s *Sandbox) Open(ctx context.Context, to frame.Request, ask sandbox.Ask) (sandbox.Stream, error) {
 	st := newVisit(s)
-	timeout := openTimeout * s.patience
+	timeout := s.within(openTimeout)
 	// Its frames are bounded by what was granted.
 	p := &pending{want: frame.Closed, visit: st, frames: math.MaxInt64}
 	if ask != nil {
