@@ -53,7 +53,6 @@ var trusted = map[string]string{
 	"runtime/pool/pool.go widen":               "a timer over own counts",
 	"runtime/pool/pool.go fillSoon":            "a timer over own counts",
 	"runtime/pool/pool.go failed":              "a timer over own counts",
-	"parts/toolbox/server/stdio.go startJail":  "awaits the end of a process",
 	"gateway/mcphttp/exchange.go request":      "calls the answer by Run, and awaits it",
 	"gateway/mcphttp/listener.go admit":        "closes a connection",
 	"gateway/mcphttp/mcphttp.go returnMemory":  "a timer that returns memory",
