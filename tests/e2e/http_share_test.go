@@ -26,7 +26,7 @@ import (
 // says. In those before, the call goes on, and the next one finds what it left.
 func TestHTTP_HangsUpAsTheRevisionSays(t *testing.T) {
 	t.Parallel()
-	for version, outcome := range map[string]string{mcptest.Newest: "ok", mcptest.Stateless: "cancelled"} {
+	for version, outcome := range map[string]string{mcptest.Newest: "failed", mcptest.Stateless: "cancelled"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			records := filepath.Join(t.TempDir(), "audit.jsonl")
@@ -57,7 +57,7 @@ func TestHTTP_HangsUpAsTheRevisionSays(t *testing.T) {
 			if err := <-ended; err == nil {
 				t.Error("a call that was hung up has an answer")
 			}
-			if outcome == "ok" {
+			if outcome == "failed" {
 				// It goes on until it has ended by itself.
 				if got := recorded(); got != "" || !procfs.Runs(sleeping[0]) {
 					t.Errorf("the call that nobody waits for has ended, with %q in the audit log", got)
@@ -69,7 +69,7 @@ func TestHTTP_HangsUpAsTheRevisionSays(t *testing.T) {
 				expectWithin(t, time.Second, "a call that is hung up is cancelled in the audit log", time.Since(began))
 			}
 			patience.Gone(t, sleeping...)
-			if outcome == "ok" {
+			if outcome == "failed" {
 				expect(t, inHTTP(t, s.client("alice", version), "s", "bash", "echo $left"), "here\n")
 			}
 		})
