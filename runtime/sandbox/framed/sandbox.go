@@ -63,20 +63,18 @@ var (
 
 // Sandbox is a [sandbox.Sandbox] with an agent that speaks frames.
 type Sandbox struct {
-	log      *slog.Logger
-	process  *process.Process
-	stdin    *os.File
-	stdout   *os.File
-	stderr   *os.File
-	frames   *frame.Writer
-	telling  sync.Mutex // of tell
-	logTail  logTail
-	network  *network  // nil if the environment has none
-	launcher *launcher // nil if the program reports nothing
-	// patience is how many times longer than usual everything may take that is not code.
-	patience    time.Duration
-	control     *control // nil if the program cannot be asked
-	outputBytes int64    // that a call may send of each stream, before escapes
+	log         *slog.Logger
+	process     *process.Process
+	stdin       *os.File
+	stdout      *os.File
+	stderr      *os.File
+	frames      *frame.Writer
+	telling     sync.Mutex // of tell
+	logTail     logTail
+	network     *network  // nil if the environment has none
+	launcher    *launcher // nil if the program reports nothing
+	control     *control  // nil if the program cannot be asked
+	outputBytes int64     // that a call may send of each stream, before escapes
 	enforcedBy  string
 	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
