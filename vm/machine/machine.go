@@ -486,6 +486,9 @@ func (m *Machine) Close() {
 	for _, connection := range []*net.UnixConn{m.Input, m.Output, m.Log, m.control, m.qmp.connection} {
 		connection.Close()
 	}
+	if m.network != nil {
+		m.network.Close() // a second time after Connect, which does no harm
+	}
 	if m.memory != nil {
 		m.memory.Close()
 	}
