@@ -16,8 +16,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +25,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/script"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/pipe"
 )
 
 // maxArgument is the longest argument that the kernel lets a program have, in
@@ -188,6 +189,7 @@ type Interpreter struct {
 	*process.Process
 	driver      *driver.Driver
 	control     *os.File
+	channel     io.ReadWriter // of control
 	code        *os.File
 	state       *os.File
 	replies     chan Reply
@@ -236,6 +238,7 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	defer theirs.Close()
 	_ = unix.SetNonblock(pair[0], true)
 	i.control = os.NewFile(uintptr(pair[0]), "control")
+	i.channel = pipe.New(i.control)
 
 	files := make([]*os.File, d.Control+3)
 	files[0], files[1], files[2] = s.Null, s.Stdout, s.Stderr
@@ -299,7 +302,7 @@ func (i *Interpreter) read() {
 			return false
 		}
 	}
-	lines := bufio.NewReaderSize(i.control, driver.MaxLine)
+	lines := bufio.NewReaderSize(i.channel, driver.MaxLine)
 	for {
 		line, err := lines.ReadSlice('\n')
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
@@ -340,24 +343,49 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 	// A driver may read the code by position, as many bytes as the call says, or
 	// from the file's offset to its end.
 	for _, f := range []*os.File{i.code, i.state} {
-		if err := f.Truncate(0); err != nil {
+		if err := empty(f); err != nil {
 			return 0, fmt.Errorf("empty the %s file: %w", f.Name(), err)
 		}
-		if _, err := f.Seek(0, io.SeekStart); err != nil {
-			return 0, fmt.Errorf("rewind the %s file: %w", f.Name(), err)
-		}
 	}
-	if _, err := i.code.WriteAt([]byte(code), 0); err != nil {
+	if err := fill(i.code, code); err != nil {
 		return 0, fmt.Errorf("write %d bytes of code: %w", len(code), err)
 	}
 	nonce := rand.Uint64()
 	line := driver.Call{Nonce: nonce, Last: last, Late: i.interrupted, Number: number, Size: len(code)}.Line()
 	i.interrupted = false
 	// The line fits into any socket's buffer: this cannot block.
-	if _, err := i.control.WriteString(line); err != nil {
+	if _, err := io.WriteString(i.channel, line); err != nil {
 		return 0, fmt.Errorf("write to the driver: %w", err)
 	}
 	return nonce, nil
+}
+
+// shortCode is the size, in bytes, of code that is written in no time worth telling Go's scheduler of.
+const shortCode = 64 << 10
+
+// empty removes the contents of a file in memory, and goes to its beginning. As in [pipe], Go's scheduler is
+// not told of these short system calls.
+func empty(f *os.File) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_FTRUNCATE, f.Fd(), 0, 0)
+	if errno == 0 {
+		_, _, errno = unix.RawSyscall(unix.SYS_LSEEK, f.Fd(), 0, io.SeekStart)
+	}
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// fill writes text to an empty file in memory.
+func fill(f *os.File, text string) error {
+	if 0 < len(text) && len(text) <= shortCode {
+		n, _, errno := unix.RawSyscall6(unix.SYS_PWRITE64, f.Fd(), uintptr(unsafe.Pointer(unsafe.StringData(text))), uintptr(len(text)), 0, 0, 0)
+		if errno == 0 && int(n) == len(text) {
+			return nil
+		}
+	}
+	_, err := f.WriteAt([]byte(text), 0)
+	return err
 }
 
 // Close closes the agent's files of an interpreter that has ended or is about to be
@@ -380,13 +408,8 @@ func (i *Interpreter) closeFiles() {
 // Blocking makes writes to a pipe block again. The flag belongs to the open file
 // description, which programs share, and some of them change it.
 func Blocking(f *os.File) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return
+	fd := f.Fd()
+	if flags, _, errno := unix.RawSyscall(unix.SYS_FCNTL, fd, unix.F_GETFL, 0); errno == 0 && flags&unix.O_NONBLOCK != 0 {
+		_, _, _ = unix.RawSyscall(unix.SYS_FCNTL, fd, unix.F_SETFL, flags&^unix.O_NONBLOCK)
 	}
-	_ = raw.Control(func(fd uintptr) {
-		if flags, err := unix.FcntlInt(fd, syscall.F_GETFL, 0); err == nil && flags&unix.O_NONBLOCK != 0 {
-			_, _ = unix.FcntlInt(fd, syscall.F_SETFL, flags&^unix.O_NONBLOCK)
-		}
-	})
 }

@@ -15,10 +15,12 @@ import (
 	"syscall"
 	"time"
 	"unicode/utf8"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/pipe"
 )
 
 // Limits of what a stream keeps, in bytes.
@@ -116,19 +118,14 @@ func (s *Stream) Read() {
 // read makes one read of at most limit bytes. The caller holds the lock, so that the bytes
 // of two goroutines keep their order.
 func (s *Stream) read(fd, limit int) (int, error) {
-	for {
-		n, err := unix.Read(fd, s.chunk[:min(limit, len(s.chunk))])
-		if err == unix.EINTR {
-			continue
+	n, err := pipe.Read(fd, s.chunk[:min(limit, len(s.chunk))])
+	if n > 0 {
+		s.take(s.chunk[:n])
+		if s.beyond > 0 || len(s.over.line) > 0 {
+			s.keepLine(s.chunk[:n])
 		}
-		if n > 0 {
-			s.take(s.chunk[:n])
-			if s.beyond > 0 || len(s.over.line) > 0 {
-				s.keepLine(s.chunk[:n])
-			}
-		}
-		return n, err
 	}
+	return n, err
 }
 
 // Drain reads the bytes that are in the pipe at this moment and no more, because a
@@ -137,14 +134,14 @@ func (s *Stream) Drain() {
 	_ = s.raw.Control(func(fd uintptr) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
-		for err == nil && left > 0 {
-			var n int
-			n, err = s.read(int(fd), left)
-			left -= n
+		var left int32
+		_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, fd, unix.TIOCINQ, uintptr(unsafe.Pointer(&left)))
+		for errno == 0 && left > 0 {
+			n, _ := s.read(int(fd), int(left))
 			if n <= 0 {
 				return
 			}
+			left -= int32(n)
 		}
 	})
 }

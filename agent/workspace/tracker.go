@@ -5,7 +5,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"os"
 	"path"
@@ -22,39 +21,16 @@ import (
 // Tracker copies the files of a workspace out of the sandbox if they have changed since
 // the last copy.
 //
-// It compares a hash of what stat(2) returns for each entry. The change time covers
-// content, mode and links, and code cannot set it. Only a write through a shared mapping
-// may leave it as it is: on a tmpfs, the kernel notices the first write to a page at most.
+// It compares stamps of entries. Only a write through a shared mapping may leave one as it is: on a tmpfs, the kernel notices the first write to a page at most.
 // While a process maps a file of the workspace in this way, the files count as changed. A
 // mapping that is made, read, written and removed within one call stays unnoticed; its
 // writes are in the next copy.
 type Tracker struct {
 	Root Root
-	seed maphash.Seed
 	// copied is what there was at the time of the last copy, or nil if it is not known.
 	copied *record
 	// mapped says that a process had such a mapping when that was looked for last.
 	mapped bool
-}
-
-// record is what there is in a workspace, in the order of an archive, and a hash for its own folder.
-type record struct {
-	root    uint64
-	entries []entry
-}
-
-// hasData reports whether a file has data, which a process could have mapped: to look for one takes longer
-// than a short call. It is true of what is not known.
-func (r *record) hasData() bool {
-	return r == nil || slices.ContainsFunc(r.entries, func(e entry) bool { return e.size > 0 })
-}
-
-// entry is an entry of the workspace. Its stamp is a hash of what stat(2) returns.
-type entry struct {
-	path     string
-	stamp    uint64
-	size     int64 // of its data, in bytes
-	isFolder bool
 }
 
 // tickTime is longer than a tick of the file system's clock, of at most 10 ms.
@@ -63,18 +39,11 @@ const tickTime = 20 * time.Millisecond
 // largeWorkspace is how many entries take about as long to look at as a tick.
 const largeWorkspace = 1000
 
-// coarse is the clock of change times, in ns.
-func coarse() int64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now)
-	return now.Nano()
-}
-
 // look returns a record of the workspace, which no later change can leave as it is. It returns nil if
 // there are changes all the time.
 func (t *Tracker) look() (*record, error) {
-	if t.seed == (maphash.Seed{}) {
-		t.seed = maphash.MakeSeed()
+	if t.copied.isStill(t.Root.Path) {
+		return t.copied, nil
 	}
 	// What changed in this tick of the clock is looked at again after it. If there is much to look at, the
 	// next tick comes first.
@@ -89,8 +58,7 @@ func (t *Tracker) look() (*record, error) {
 		tries++
 		stamp := func(st *unix.Stat_t) uint64 {
 			isRecent = isRecent || st.Ctim.Nano() >= now
-			return maphash.Comparable(t.seed, [...]int64{
-				int64(st.Ino), int64(st.Mode), int64(st.Nlink), st.Size, st.Mtim.Nano(), st.Ctim.Nano()})
+			return statStamp(st)
 		}
 		var all record
 		var root unix.Stat_t
@@ -144,7 +112,7 @@ func (t *Tracker) Copy(full, changes bool, logf func(format string, args ...any)
 	t.mapped = now.hasData() && t.Root.isMapped()
 	write := func(w *archiver) error { return w.all(now) }
 	if !full && now != nil && t.copied != nil && !wasMapped && !t.mapped {
-		changed := compare(t.copied.entries, now.entries)
+		changed := compare(t.copied, now)
 		switch {
 		// Somebody else may have copied a file that has come and gone: only the folder tells.
 		case len(changed) == 0 && (changes || now.root == t.copied.root):
@@ -169,7 +137,11 @@ type change struct {
 }
 
 // compare returns what has changed, in the order of an archive, with the folders that lead there.
-func compare(before, now []entry) (changed []change) {
+func compare(last, new *record) (changed []change) {
+	if last == new {
+		return nil
+	}
+	before, now := last.entries, new.entries
 	known := map[string]bool{}
 	add := func(path string, isGone bool) {
 		for at := range path {

@@ -44,6 +44,8 @@ type Root struct {
 	Path string
 	// seen has the files that Changed found last.
 	seen map[string]stamp
+	// last is of outputs when Changed last walked through it, or nil if that says nothing for certain.
+	last *record
 }
 
 // stamp changes if a file changes.
@@ -198,30 +200,42 @@ func (r *Root) Write(name string, contents []byte) error {
 // Changed returns the regular files under outputs that are new or have changed
 // since the last time, as many as fit into a frame. Links are not followed.
 func (r *Root) Changed() []frame.File {
+	outputs := path.Join(r.Path, "outputs")
+	if r.last.isStill(outputs) {
+		return nil
+	}
+	r.last = nil
+	began := coarse()
 	dir, err := r.open("outputs", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		if r.seen != nil && errors.Is(err, unix.ENOENT) {
 			// Code that empties the workspace takes it away, and the next call relies on it.
-			_ = os.Mkdir(filepath.Join(r.Path, "outputs"), 0o755) // a link of this name is the code's own
+			_ = os.Mkdir(outputs, 0o755) // a link of this name is the code's own
 			clear(r.seen)
 			return nil
 		}
 		r.seen = nil
 		return nil
 	}
-	now := map[string]stamp{}
-	visits := maxVisits
-	r.walk(dir, path.Join(r.Path, "outputs"), 0, now, &visits)
+	w := walk{files: map[string]stamp{}, at: len(outputs) + 1, began: began, left: maxVisits}
+	var st unix.Stat_t
+	if unix.Fstat(int(dir.Fd()), &st) == nil {
+		w.record.root = w.stamp(&st)
+	}
+	w.folder(dir, outputs, 0)
 	var files []frame.File
-	for name, s := range now {
+	for name, s := range w.files {
 		if r.seen[name] != s {
 			files = append(files, frame.File{Path: name, Size: int64(s.size), Linked: s.linked})
 		}
 	}
-	r.seen = now
+	if !w.isPartial {
+		r.last = &w.record
+	}
+	r.seen = w.files
 	// In the order in which the code wrote them.
 	slices.SortFunc(files, func(a, b frame.File) int {
-		return cmp.Or(cmp.Compare(now[a.Path].mtime, now[b.Path].mtime), strings.Compare(a.Path, b.Path))
+		return cmp.Or(cmp.Compare(r.seen[a.Path].mtime, r.seen[b.Path].mtime), strings.Compare(a.Path, b.Path))
 	})
 	names := 0
 	for i, file := range files {
@@ -232,23 +246,44 @@ func (r *Root) Changed() []frame.File {
 	return files
 }
 
-// walk adds the regular files of a folder to a map, and closes the folder. visits
-// is the number of entries that it may still ask for.
-func (r *Root) walk(dir *os.File, at string, depth int, into map[string]stamp, visits *int) {
+// walk finds the regular files of a folder.
+type walk struct {
+	files map[string]stamp
+	left  int // how many more entries it may ask for
+	// record is of the folder, whose entries' paths begin at a byte of those of files. isPartial says that it
+	// is not whole, or that an entry may have changed since the walk began without another stamp.
+	record    record
+	at        int
+	began     int64 // by coarse
+	isPartial bool
+}
+
+func (w *walk) stamp(st *unix.Stat_t) uint64 {
+	w.isPartial = w.isPartial || st.Ctim.Nano() >= w.began
+	return statStamp(st)
+}
+
+// folder adds the files of a folder by its path, and closes it.
+func (w *walk) folder(dir *os.File, at string, depth int) {
 	defer dir.Close()
 	names, _ := dir.Readdirnames(MaxEntries)
+	w.isPartial = w.isPartial || len(names) == MaxEntries
 	for _, name := range names {
-		if len(into) >= MaxEntries || *visits == 0 {
+		if len(w.files) >= MaxEntries || w.left == 0 {
+			w.isPartial = true
 			return
 		}
-		*visits--
+		w.left--
 		var st unix.Stat_t
 		if unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			w.isPartial = true
 			continue
 		}
+		name := path.Join(at, name)
+		w.record.entries = append(w.record.entries, entry{path: name[w.at:], stamp: w.stamp(&st)})
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG:
-			into[path.Join(at, name)] = stamp{
+			w.files[name] = stamp{
 				inode: st.Ino, size: uint64(st.Size),
 				mtime: st.Mtim.Nano(), change: st.Ctim.Nano(), linked: st.Nlink > 1,
 			}
@@ -256,9 +291,9 @@ func (r *Root) walk(dir *os.File, at string, depth int, into map[string]stamp, v
 			if depth+1 >= maxDepth {
 				continue
 			}
-			sub, err := openAt(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
+			sub, err := openAt(int(dir.Fd()), path.Base(name), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
 			if err == nil {
-				r.walk(sub, path.Join(at, name), depth+1, into, visits)
+				w.folder(sub, name, depth+1)
 			}
 		}
 	}

@@ -177,11 +177,11 @@ func TestChanged_AsksFewEntries(t *testing.T) {
 	}
 	for _, limit := range []int{0, 1, 100, maxVisits} {
 		dir := must.Get(os.Open(r.Path + "/outputs"))(t)
-		visits, into := limit, map[string]stamp{}
-		r.walk(dir, r.Path+"/outputs", 0, into, &visits)
+		w := walk{files: map[string]stamp{}, left: limit, at: len(r.Path + "/outputs/")}
+		w.folder(dir, r.Path+"/outputs", 0)
 		// Each file is the fourth entry on its way.
-		if want := min(limit/4, 60); len(into) != want || visits != max(limit-4*60, 0) {
-			t.Errorf("%d entries: %d files and %d left, want %d files", limit, len(into), visits, want)
+		if want := min(limit/4, 60); len(w.files) != want || w.left != max(limit-4*60, 0) {
+			t.Errorf("%d entries: %d files and %d left, want %d files", limit, len(w.files), w.left, want)
 		}
 	}
 }

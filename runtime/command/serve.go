@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/spf13/pflag"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/pipe"
 )
 
 // Serve are the flags of a server.
@@ -56,6 +57,7 @@ func (s *Serve) Parse(args []string, add ...func(*pflag.FlagSet)) error {
 
 // Log returns the log in the format of --log-format.
 func (s *Serve) Log(to io.Writer) *slog.Logger {
+	to = pipe.Writer(to)
 	if s.LogFormat == "json" {
 		return slog.New(slog.NewJSONHandler(to, nil))
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/pipe"
 )
 
 const (
@@ -92,10 +93,10 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o *Options) error {
 	defer a.Stop()
 	transport := mcpstdio.New(a.Handler, a.Begin)
 	served := make(chan error, 1)
-	messages, gone := watch(in, out)
+	messages, gone := watch(pipe.Reader(in), out)
 	go func() {
 		defer guard.Recover(func(err error) { served <- err })
-		served <- transport.Serve(ctx, messages, out)
+		served <- transport.Serve(ctx, messages, pipe.Writer(out))
 	}()
 	select {
 	case err := <-served:
@@ -172,7 +173,7 @@ func (o *Options) Assemble() *Assembly {
 	if admission == nil {
 		admission = rpc.DefaultBounds()
 	}
-	handler, stopHandler := rpc.New(tool.New(o.Tool), o.Version, admission, o.Log)
+	handler, stopHandler := rpc.New(tool.New(o.Tool), o.Version, newProcessors(admission), o.Log)
 	stopWarm := o.keepWarm()
 	return &Assembly{
 		Handler: handler, Sessions: sessions, starter: o.Starter, warm: o.warm,

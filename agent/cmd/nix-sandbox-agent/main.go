@@ -45,6 +45,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/oneshot"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/pipe"
 )
 
 // root is the workspace of every sandbox.
@@ -167,16 +168,19 @@ func agent(args []string) (status int, err error) {
 		ended <- 128 + int(sig.(unix.Signal))
 		stop()
 	}()
-	// Non-blocking, so that a close ends a read.
-	if err := unix.SetNonblock(unix.Stdin, true); err != nil {
-		return 0, fmt.Errorf("prepare stdin: %w", err)
+	// Non-blocking, so that a close ends a read, and that reads and writes are cheap.
+	for _, fd := range []int{unix.Stdin, unix.Stdout} {
+		if err := unix.SetNonblock(fd, true); err != nil {
+			return 0, fmt.Errorf("prepare a standard stream: %w", err)
+		}
 	}
 	asks := ""
 	if options.asks {
 		asks = asking.Socket
 	}
 	err = server.Serve(ctx, table, server.Config{
-		Spec: spec, Keeper: keeper, Asks: asks, In: os.NewFile(uintptr(unix.Stdin), "stdin"), Out: os.Stdout, Log: os.Stderr,
+		Spec: spec, Keeper: keeper, Asks: asks, Log: os.Stderr,
+		In: pipe.New(os.NewFile(uintptr(unix.Stdin), "stdin")), Out: pipe.New(os.NewFile(uintptr(unix.Stdout), "stdout")),
 	})
 	select {
 	case status = <-ended:

@@ -23,6 +23,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/pipe"
 )
 
 const (
@@ -117,7 +118,7 @@ func newSandbox(log *slog.Logger, started *process.Process, stdin, stdout, stder
 	return &Sandbox{
 		log: log, process: started, stdin: stdin, stdout: stdout, stderr: stderr,
 		ended: ended, end: end,
-		frames:      frame.NewWriter(stdin),
+		frames:      frame.NewWriter(pipe.New(stdin)),
 		outputBytes: outputBytes,
 		ready:       make(chan struct{}),
 		done:        make(chan struct{}),
@@ -151,7 +152,7 @@ func (s *Sandbox) run() {
 			s.network.follow(s.done)
 		})
 	}
-	err := s.read(s.stdout)
+	err := s.read(pipe.New(s.stdout))
 	s.fail("%v", err)
 	close(s.done)
 	status := s.process.Wait()
