@@ -360,7 +360,7 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 	return nonce, nil
 }
 
-// shortCode is the size, in bytes, of code that is written in no time worth telling Go's scheduler of.
+// shortCode is the largest code, in bytes, that is written without telling Go's scheduler.
 const shortCode = 64 << 10
 
 // empty removes the contents of a file in memory, and goes to its beginning. As in [pipe], Go's scheduler is

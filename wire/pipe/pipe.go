@@ -1,5 +1,5 @@
-// Package pipe reads and writes pipes and sockets that do not block, by system calls of which Go's
-// scheduler is not told.
+// Package pipe reads and writes pipes and sockets that do not block, by system calls that Go's
+// scheduler does not see.
 //
 // When a whole Go program waits, the first system call that the scheduler knows of wakes its monitor
 // thread (sysmon), which from then on looks every 20 µs whether the call hangs. In programs that work
