@@ -5,8 +5,8 @@ import (
 	"io"
 	"log/slog"
 
-	"github.com/spf13/pflag"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/pipe"
+	"github.com/spf13/pflag"
 )
 
 // Serve are the flags of a server.
