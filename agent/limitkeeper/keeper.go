@@ -162,8 +162,10 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 		pause = farPause
 		last  Usage
 		began time.Time // when the last scan began; zero if its result is out of date
-		due   = time.Now()
-		timer = time.NewTimer(0)
+		// Nothing runs yet: a short life ends without a scan.
+		first = k.pause(last, last, pause, true)
+		due   = time.Now().Add(first)
+		timer = time.NewTimer(first)
 	)
 	defer timer.Stop()
 	for {

@@ -1,3 +1,8 @@
+// As in the agent, the Go runtime reads no files about the processors of its control group.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command nix-sandbox-jail is the interpreter of an artifact's programs: the kernel
 // starts it with the path of such a file, and it becomes the sandbox that the file
 // describes. For a file with the name check it only prints whether this machine can start
