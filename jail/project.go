@@ -97,6 +97,18 @@ func (r ProjectRules) checkMode(mode string) error {
 	}
 }
 
+// inboxVariable names the operator's folder of files for the code.
+const inboxVariable = "NIX_SANDBOX_INBOX"
+
+// ReadInbox returns the absolute path of the inbox that a variable names, by get, or "".
+func ReadInbox(get func(string) string) (string, error) {
+	dir := get(inboxVariable)
+	if dir == "" {
+		return "", nil
+	}
+	return checkDir(inboxVariable, dir, "a folder of files for the code")
+}
+
 // checkDir returns the absolute path of the folder that a variable names. kind says, in
 // hints, what to set the variable to.
 func checkDir(variable, dir, kind string) (string, error) {

@@ -38,7 +38,6 @@ type Request struct {
 // The variables that name folders of the host.
 const (
 	projectVariable = "PROJECT_DIR"
-	inboxVariable   = "NIX_SANDBOX_INBOX"
 )
 
 // The variables with numbers of descriptors that the launcher inherits.
@@ -71,13 +70,11 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 	if request.Project, err = s.readProject(get(projectVariable), get("PROJECT_MOUNT"), get("PROJECT_MODE")); err != nil {
 		return request, err
 	}
-	if request.Inbox = get(inboxVariable); request.Inbox != "" {
-		if s.InboxMount == "" {
-			return request, &Refusal{Problem: inboxVariable + " is set, and this sandbox shows no inbox", Hint: "leave it unset"}
-		}
-		if request.Inbox, err = checkDir(inboxVariable, request.Inbox, "a folder of files for the code"); err != nil {
-			return request, err
-		}
+	if request.Inbox, err = ReadInbox(get); err != nil {
+		return request, err
+	}
+	if request.Inbox != "" && s.InboxMount == "" {
+		return request, &Refusal{Problem: inboxVariable + " is set, and this sandbox shows no inbox", Hint: "leave it unset"}
 	}
 	for _, given := range []struct {
 		to             *int

@@ -102,7 +102,7 @@ let
           nativeBuildInputs = [ pkgs.erofs-utils ];
         }
         ''
-          mkdir -p root/nix/store root/programs root/dev root/proc root/sys root/tmp root/project root/layer
+          mkdir -p root/nix/store root/programs root/dev root/proc root/sys root/tmp root/image root/project root/inbox root/layer
           xargs cp --archive --reflink=auto --target-directory=root/nix/store < $closure/store-paths
           cp --archive --reflink=auto $contents root/nix/store/
           for name in run session-run; do
@@ -229,6 +229,7 @@ let
             };
           project = {
             mount = "/project";
+            inbox = import ../lib/inbox.nix;
             reserved = import ../lib/reserved.nix;
             # In the machine, whose kernel has them.
             overlay = true;

@@ -271,7 +271,7 @@ func endLine(text string) string {
 func (a answer) remarks(advice string) (lines []string) {
 	remarks := a.notes()
 	if a.result.ProjectChanged {
-		remarks = append(remarks, remark{opening: projectChanged, rest: " on the host: this session shows it as it was when the session began, and a new session shows it as it is"})
+		remarks = append(remarks, remark{opening: projectChanged, rest: ": this session shows them as they were when it began, and a new session shows them as they are"})
 	}
 	if dead := call.DiedDuring(a.err); dead != nil {
 		remarks = append(remarks, a.died(dead))

@@ -96,7 +96,7 @@ func TestAnswer_SaysThatASessionWasWoken(t *testing.T) {
 		}
 		changed := a
 		changed.result.ProjectChanged = true
-		if remarks := changed.remarks(""); a.facts()[metaPrefix+"project_changed"] != nil || changed.facts()[metaPrefix+"project_changed"] != true || !strings.HasPrefix(remarks[1], "[the project has changed on the host: this session") {
+		if remarks := changed.remarks(""); a.facts()[metaPrefix+"project_changed"] != nil || changed.facts()[metaPrefix+"project_changed"] != true || !strings.HasPrefix(remarks[1], "[host files have changed: this session") {
 			t.Errorf("where the project has changed: %v", remarks)
 		}
 		if facts := a.facts(); text.String() != test.want || facts[metaPrefix+"resumed"] != (test.resumed.Lost == "") || facts[metaPrefix+"suspended_seconds"] != int64(test.resumed.After.Seconds()) {

@@ -55,7 +55,7 @@ var openings = [...]string{
 	cutHere:        "...",
 	newSession:     "new session: ",
 	resumed:        "resumed: ",
-	projectChanged: "the project has changed",
+	projectChanged: "host files have changed",
 	changed:        "changes to the project: ",
 	timedOut:       "timed out after ",
 	cancelled:      "cancelled",

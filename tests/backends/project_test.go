@@ -57,13 +57,40 @@ func TestProject_IsReadAndNotWritten(t *testing.T) {
 	}
 }
 
+// An inbox is shown with a project and without one.
+func TestInbox_IsReadAndNotWritten(t *testing.T) {
+	t.Parallel()
+	inbox := project(t)
+	before := digest(t, inbox)
+	cmd := program(t, artifact(t, "bash"), "run", `
+		cd /inbox; ls /project 2>/dev/null
+		cat file sub/other; cat link 2>&1 >/dev/null && echo escaped
+		echo x > file; rm -f sub/other; mkdir new; ls
+	`)
+	cmd.Env = []string{"XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_INBOX=" + inbox}
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	output, err := cmd.Output()
+	if err != nil || string(output) != "content\nother\ncat: link: No such file or directory\nfile\nlink\nsub\n" {
+		t.Errorf("%v: it prints %q: %s", err, output, &log)
+	}
+	if n := strings.Count(log.String(), "Read-only file system"); n != 3 {
+		t.Errorf("%d of 3 writes were refused: %s", n, &log)
+	}
+	if after := digest(t, inbox); after != before {
+		t.Errorf("the folder was\n%s, it is\n%s", before, after)
+	}
+}
+
 // A machine that waits shows the project as it is at the first call. Code writes into a
 // layer of its own, which further calls see and the host does not, also in a machine that
 // was saved meanwhile.
 func TestProject_OverlayIsTheSessions(t *testing.T) {
 	t.Parallel()
 	folder, machineFolder := project(t), artifact(t, "bash")
-	environ := []string{"PROJECT_DIR=" + folder, "PROJECT_MODE=overlay"}
+	inbox := t.TempDir()
+	must.Write(t, filepath.Join(inbox, "data"), "given\n", 0o600)
+	environ := []string{"PROJECT_DIR=" + folder, "PROJECT_MODE=overlay", "NIX_SANDBOX_INBOX=" + inbox}
 	m := start(t, machineFolder, shared(t), "", environ...)
 	must.Write(t, filepath.Join(folder, "file"), "newer\n", 0o600)
 	before := digest(t, folder)
@@ -76,8 +103,9 @@ func TestProject_OverlayIsTheSessions(t *testing.T) {
 	must.Write(t, filepath.Join(folder, "later"), "x", 0o600)
 	to := filepath.Join(t.TempDir(), "saved")
 	m.saved(to, false)
+	must.Do(t, os.Remove(filepath.Join(inbox, "data")))
 	m = start(t, machineFolder, shared(t), to, environ...)
-	if output := m.run("cat file new; ls; rm new; cat link 2>&1 | wc -l"); output != "changed\nnew\nfile\nlink\nnew\n1\n" {
+	if output := m.run("cat file new /inbox/data; ls; rm new; cat link 2>&1 | wc -l"); output != "changed\nnew\ngiven\nfile\nlink\nnew\n1\n" {
 		t.Errorf("the second call prints %q", output)
 	}
 	if _, err := machines.Start(machineFolder, shared(t), to); err == nil || !strings.Contains(err.Error(), "with or without a project") {

@@ -157,7 +157,7 @@ func TestSession_WakesInALaterServer(t *testing.T) {
 	second := serve(t, state, nil, "python")
 	answer := second.call("python", "s", "", isAsBefore)
 	if text := answer.Text(); answer.IsError || !strings.HasPrefix(text, "as before ") || !strings.Contains(text, "[resumed: the session was suspended for ") ||
-		!strings.HasSuffix(text, " and goes on as it was]\n[the project has changed on the host: this session shows it as it was when the session began, and a new session shows it as it is]") {
+		!strings.HasSuffix(text, " and goes on as it was]\n[host files have changed: this session shows them as they were when it began, and a new session shows them as they are]") {
 		t.Errorf("the answer is %q", text)
 	}
 	if slept, _ := answer.Fact("suspended_seconds").(float64); answer.Fact("resumed") != true || slept < 0 {

@@ -21,12 +21,19 @@ import (
 // nobody. The contents of files that code may not read are left out, because a hole in the
 // machine's kernel would expose them. So are sockets, devices and extended attributes.
 type Folder struct {
+	// Name is the name of the folder in the image.
+	Name string
 	Root *os.Root
 	// Owner and Group are the host's user and group that own the code's files.
 	Owner, Group uint32
 	// User is the number of the code's user, and of its group.
 	User int
-	// MaxFiles bounds the entries, and MaxBytes the contents of the files.
+}
+
+// Folders are the folders of one image.
+type Folders struct {
+	All []Folder
+	// MaxFiles bounds the entries of all together, and MaxBytes the contents of their files.
 	MaxFiles int
 	MaxBytes int64
 }
@@ -59,31 +66,41 @@ type TooLargeError struct{ Reason string }
 
 func (e *TooLargeError) Error() string { return e.Reason }
 
-// Measure returns a [TooLargeError] if the folder exceeds its bounds. It reads no file.
-func (f Folder) Measure() (Digest, error) { return f.WriteTar(nil) }
+// Measure returns a [TooLargeError] if the folders exceed their bounds. It reads no file.
+func (f Folders) Measure() (Digest, error) { return f.WriteTar(nil) }
 
-// WriteTar writes the folder as a tar archive for mkfs.erofs. Files may change meanwhile: each has
+// WriteTar writes the folders as a tar archive for mkfs.erofs. Files may change meanwhile: each has
 // the size in the archive that it had when it was opened. If w is nil, WriteTar writes nothing.
-func (f Folder) WriteTar(w io.Writer) (Digest, error) {
-	walk := &folderWalk{Folder: f}
+func (f Folders) WriteTar(w io.Writer) (Digest, error) {
+	walk := &folderWalk{bounds: f}
 	if w != nil {
 		walk.archive = tar.NewWriter(w)
+		if err := walk.archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o755}); err != nil {
+			return walk.digest, err
+		}
 	}
-	top, err := f.Root.Lstat(".")
-	if err == nil {
-		err = walk.header(tar.Header{Typeflag: tar.TypeDir, Name: "./"}, top)
+	for _, folder := range f.All {
+		walk.Folder = folder
+		top, err := folder.Root.Lstat(".")
+		if err == nil {
+			err = walk.header(tar.Header{Typeflag: tar.TypeDir, Name: folder.Name + "/"}, top)
+		}
+		if err == nil {
+			err = walk.folder(folder.Root, folder.Name, 0)
+		}
+		if err != nil {
+			return walk.digest, err
+		}
 	}
-	if err == nil {
-		err = walk.folder(f.Root, ".", 0)
+	if w == nil {
+		return walk.digest, nil
 	}
-	if err == nil && w != nil {
-		err = walk.archive.Close()
-	}
-	return walk.digest, err
+	return walk.digest, walk.archive.Close()
 }
 
 type folderWalk struct {
-	Folder
+	Folder  // of this part of the walk
+	bounds  Folders
 	archive *tar.Writer // nil if the walk only counts
 	files   int
 	bytes   int64
@@ -124,8 +141,8 @@ func (w *folderWalk) entry(root *os.Root, base, name string, depth int) error {
 	if err != nil {
 		return err
 	}
-	if w.files++; w.files > w.MaxFiles {
-		return &TooLargeError{fmt.Sprintf("it has more than %d files and folders", w.MaxFiles)}
+	if w.files++; w.files > w.bounds.MaxFiles {
+		return &TooLargeError{fmt.Sprintf("it has more than %d files and folders", w.bounds.MaxFiles)}
 	}
 	w.digest.add(name, info)
 	switch info.Mode().Type() {
@@ -180,8 +197,8 @@ func (w *folderWalk) file(root *os.Root, base, name string, info fs.FileInfo) er
 			return nil
 		}
 	}
-	if w.bytes += info.Size(); w.bytes > w.MaxBytes {
-		return &TooLargeError{fmt.Sprintf("its files have more than %d MB", w.MaxBytes>>20)}
+	if w.bytes += info.Size(); w.bytes > w.bounds.MaxBytes {
+		return &TooLargeError{fmt.Sprintf("its files have more than %d MB", w.bounds.MaxBytes>>20)}
 	}
 	header.Size = info.Size()
 	if err := w.header(header, info); err != nil || file == nil {

@@ -18,12 +18,16 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/filetree"
 )
 
-// folder returns a folder of this user, with bounds that it keeps.
-func folder(t *testing.T, path string) Folder {
+// folder returns folders of this user, with bounds that they keep. The first is named one, the next two.
+func folder(t *testing.T, paths ...string) Folders {
 	t.Helper()
-	root := must.Get(os.OpenRoot(path))(t)
-	t.Cleanup(func() { root.Close() })
-	return Folder{Root: root, Owner: uint32(os.Geteuid()), Group: uint32(os.Getegid()), User: 1000, MaxFiles: 100, MaxBytes: 1 << 20}
+	all := Folders{MaxFiles: 100, MaxBytes: 1 << 20}
+	for i, path := range paths {
+		root := must.Get(os.OpenRoot(path))(t)
+		t.Cleanup(func() { root.Close() })
+		all.All = append(all.All, Folder{Name: []string{"one", "two"}[i], Root: root, Owner: uint32(os.Geteuid()), Group: uint32(os.Getegid()), User: 1000})
+	}
+	return all
 }
 
 func TestFolder_KeepsWhatCodeMayRead(t *testing.T) {
@@ -42,7 +46,9 @@ func TestFolder_KeepsWhatCodeMayRead(t *testing.T) {
 	must.Do(t, unix.Mknod(filepath.Join(path, "socket"), unix.S_IFSOCK|0o600, 0))
 
 	var archive bytes.Buffer
-	f := folder(t, path)
+	other := t.TempDir()
+	must.Write(t, filepath.Join(other, "data"), "1", 0o600)
+	f := folder(t, path, other)
 	must.Get(f.WriteTar(&archive))(t)
 	got := map[string]string{}
 	for r := tar.NewReader(&archive); ; {
@@ -51,14 +57,14 @@ func TestFolder_KeepsWhatCodeMayRead(t *testing.T) {
 			break
 		}
 		content := must.Get(io.ReadAll(r))(t)
-		if h.Uid != 1000 || h.Gid != 1000 {
+		if h.Name != "./" && (h.Uid != 1000 || h.Gid != 1000) {
 			t.Errorf("%s belongs to %d:%d", h.Name, h.Uid, h.Gid)
 		}
 		got[h.Name] = fmt.Sprintf("%c %o %s%s", h.Typeflag, h.Mode, h.Linkname, content)
 	}
 	want := map[string]string{
-		"./": "5 755 ", "a/": "5 755 ", "a/b/": "5 755 ", "a/b/file": "0 640 content", "closed": "0 200 ", "shut/": "5 300 ",
-		long: "0 755 x", "out": "2 777 ../secret", "up": "2 777 ..", "pipe": "6 600 ",
+		"./": "5 755 ", "one/": "5 755 ", "one/a/": "5 755 ", "one/a/b/": "5 755 ", "one/a/b/file": "0 640 content", "one/closed": "0 200 ", "one/shut/": "5 300 ",
+		"one/" + long: "0 755 x", "one/out": "2 777 ../secret", "one/up": "2 777 ..", "one/pipe": "6 600 ", "two/": "5 755 ", "two/data": "0 600 1",
 	}
 	for name, entry := range want {
 		if got[name] != entry {
@@ -79,13 +85,15 @@ func TestFolder_LeavesOutWhatOthersOwn(t *testing.T) {
 	must.Write(t, filepath.Join(path, "closed"), "secret", 0o660)
 	must.Write(t, filepath.Join(path, "open"), "public", 0o664)
 	f := folder(t, path)
-	f.Owner, f.Group = f.Owner+1, f.Group+1
+	f.All[0].Owner, f.All[0].Group = f.All[0].Owner+1, f.All[0].Group+1
 	var archive bytes.Buffer
 	must.Get(f.WriteTar(&archive))(t)
 	if text := archive.String(); strings.Contains(text, "secret") || !strings.Contains(text, "public") {
 		t.Errorf("the archive has %q", text)
 	}
-	h := must.Get(tar.NewReader(&archive).Next())(t)
+	r := tar.NewReader(&archive)
+	must.Get(r.Next())(t) // the top
+	h := must.Get(r.Next())(t)
 	if h.Uid != nobody || h.Gid != nobody {
 		t.Errorf("the folder belongs to %d:%d", h.Uid, h.Gid)
 	}
@@ -101,11 +109,11 @@ func TestFolder_IsBounded(t *testing.T) {
 		deep = filepath.Join(deep, "d")
 	}
 	must.Do(t, os.MkdirAll(deep, 0o755))
-	for want, bound := range map[string]func(*Folder){
-		"":                                func(f *Folder) { f.MaxBytes = 5 << 19 },
-		"more than 24 files and folders":  func(f *Folder) { f.MaxFiles, f.MaxBytes = 24, 5<<19 },
-		"its files have more than 2 MB":   func(f *Folder) { f.MaxBytes = 5<<19 - 1 },
-		"it has more than 0 files and fo": func(f *Folder) { f.MaxFiles = 0 },
+	for want, bound := range map[string]func(*Folders){
+		"":                                func(f *Folders) { f.MaxBytes = 5 << 19 },
+		"more than 24 files and folders":  func(f *Folders) { f.MaxFiles, f.MaxBytes = 24, 5<<19 },
+		"its files have more than 2 MB":   func(f *Folders) { f.MaxBytes = 5<<19 - 1 },
+		"it has more than 0 files and fo": func(f *Folders) { f.MaxFiles = 0 },
 	} {
 		f := folder(t, path)
 		bound(&f)

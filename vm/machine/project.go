@@ -15,42 +15,59 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
 )
 
-// Project is a folder of the host that machines show as an image of it. Its owner calls
+// Project is what machines show of the host: a project, an inbox, or both, in one image. Its owner calls
 // [Project.Close] when no machine is started with it any more.
 type Project struct {
-	rules  ProjectSpec
-	path   string
-	folder image.Folder
+	rules   ProjectSpec
+	paths   string // for messages
+	folders image.Folders
 	// disk is a file without a name, and reader the same for machines, which may only
 	// read it.
 	disk, reader *os.File
 	size         int64 // of the image in it
-	// now is the digest of the folder as it was found. known is the digest that the session knew
+	// now is the digest of the folders as they were found. known is the digest that the session knew
 	// when it was saved, or that of the image. told is the digest that the session is told now.
 	now, known, told image.Digest
 	spec             *Spec
 }
 
-// OpenProject finds the project in variables, by get. From then on, machines are started with a
+// OpenProject finds the project and the inbox in variables, by get. From then on, machines are started with a
 // disk for its image: a file in the folder cache, or in the usual one for such files if cache is
-// "". Programs in a machine see the project from [Project.Show] on. OpenProject returns nil if
-// there is no project, and an error if it is too large.
+// "". Programs in a machine see the folders from [Project.Show] on. OpenProject returns nil if
+// there are none, and an error if they are too large.
 func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, err error) {
 	project, err := s.Project.Read(get("PROJECT_DIR"), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
-	if err != nil || project.Dir == "" {
+	if err != nil {
 		return nil, err
 	}
-	p := &Project{rules: s.Project, spec: s, path: project.Dir}
+	inbox, err := jail.ReadInbox(get)
+	if err != nil || project.Dir == "" && inbox == "" {
+		return nil, err
+	}
+	p := &Project{rules: s.Project, spec: s}
+	p.folders.MaxFiles, p.folders.MaxBytes = s.Project.MaxFiles, int64(s.Project.MaxMB)<<20
 	defer func() {
 		if err != nil {
 			p.Close()
 		}
 	}()
-	if p.folder, err = openFolder(project.Dir); err != nil {
-		return nil, fmt.Errorf("open the project %s: %w", project.Dir, err)
+	s.shown = &protocol.Project{}
+	if project.Dir != "" {
+		if err := p.add(protocol.ProjectName, "the project", project.Dir); err != nil {
+			return nil, err
+		}
+		s.shown.Mount = project.Mount
+		if project.Overlay {
+			s.shown.LayerMB = s.Project.LayerMB
+		}
 	}
-	p.folder.MaxFiles, p.folder.MaxBytes = s.Project.MaxFiles, int64(s.Project.MaxMB)<<20
-	if p.now, err = p.folder.Measure(); err != nil {
+	if inbox != "" {
+		if err := p.add(protocol.InboxName, "the inbox", inbox); err != nil {
+			return nil, err
+		}
+		s.shown.Inbox = s.Project.Inbox
+	}
+	if p.now, err = p.folders.Measure(); err != nil {
 		return nil, p.refusal(err)
 	}
 	if p.disk, err = p.emptyDisk(cache); err != nil {
@@ -59,11 +76,23 @@ func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, e
 	if p.reader, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", p.disk.Fd())); err != nil {
 		return nil, err
 	}
-	s.disk, s.shown = p.reader, &protocol.Project{Mount: project.Mount}
-	if project.Overlay {
-		s.shown.LayerMB = s.Project.LayerMB
-	}
+	s.disk = p.reader
 	return p, nil
+}
+
+// add adds a folder, under a name in the image.
+func (p *Project) add(name, what, dir string) error {
+	folder, err := openFolder(dir)
+	if err != nil {
+		return fmt.Errorf("open %s %s: %w", what, dir, err)
+	}
+	folder.Name = name
+	if p.paths != "" {
+		p.paths += " with "
+	}
+	p.paths += what + " " + dir
+	p.folders.All = append(p.folders.All, folder)
+	return nil
 }
 
 // openFolder opens a folder as a jail does: its owner's files are the code's, unless
@@ -105,13 +134,13 @@ const imageMB = 512
 func (p *Project) emptyDisk(cache string) (*os.File, error) {
 	file, err := os.CreateTemp(cache, "nix-sandbox-project-")
 	if err != nil {
-		return nil, fmt.Errorf("make a file for the image of the project: %w", err)
+		return nil, fmt.Errorf("make a file for the image of %s: %w", p.paths, err)
 	}
 	// If root starts them, QEMU and mkfs.erofs run as another user.
 	err = errors.Join(os.Remove(file.Name()), file.Chmod(0o666), p.resize(file))
 	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("make a file for the image of the project: %w", err)
+		return nil, fmt.Errorf("make a file for the image of %s: %w", p.paths, err)
 	}
 	return file, nil
 }
@@ -120,8 +149,8 @@ func (p *Project) resize(disk *os.File) error {
 	return disk.Truncate(int64(p.rules.MaxMB+imageMB) << 20)
 }
 
-// Show makes the image of the project as it is now, and has the program that was started
-// in a machine see it.
+// Show makes the image of the folders as they are now, and has the program that was started
+// in a machine see them.
 func (p *Project) Show(m *Machine) error {
 	if err := p.makeImage(); err != nil {
 		return p.refusal(err)
@@ -165,7 +194,7 @@ func (p *Project) makeImage() (err error) {
 		defer close(read)
 		_, _ = io.Copy(&printed, log)
 	}()
-	shown, written := p.folder.WriteTar(input)
+	shown, written := p.folders.WriteTar(input)
 	var large *image.TooLargeError
 	if errors.As(written, &large) {
 		_ = process.Kill()
@@ -216,20 +245,20 @@ func (p *Project) refusal(err error) error {
 	var large *image.TooLargeError
 	if errors.As(err, &large) {
 		return &jail.Refusal{
-			Problem: fmt.Sprintf("the project %s is too large for a virtual machine, which has an image of it: %s", p.path, large.Reason),
+			Problem: fmt.Sprintf("%s is too large for a virtual machine, which has an image of it: %s", p.paths, large.Reason),
 			Hint:    "show a smaller folder, or build the environment with backend = \"jail\"",
 		}
 	}
-	return fmt.Errorf("make an image of the project %s: %w", p.path, err)
+	return fmt.Errorf("make an image of %s: %w", p.paths, err)
 }
 
-// Close closes the folder and the disk, of which machines have copies. It accepts a nil Project.
+// Close closes the folders and the disk, of which machines have copies. It accepts a nil Project.
 func (p *Project) Close() {
 	if p == nil {
 		return
 	}
-	if p.folder.Root != nil {
-		p.folder.Root.Close()
+	for _, folder := range p.folders.All {
+		folder.Root.Close()
 	}
 	p.disk.Close() // on nil too, which only returns an error
 	p.reader.Close()

@@ -35,22 +35,24 @@ type Spec struct {
 	// MemoryMB is the memory of the machine, in MiB: the code's limit and the needs of the kernel
 	// and the programs beside the code.
 	MemoryMB int `json:"memory_mb"`
-	// Project says how the machine shows a project.
+	// Project says how the machine shows a project and an inbox.
 	Project ProjectSpec `json:"project"`
 
 	jail *jail.Spec
 	text string
-	// shown is the project of the machines that are started, and disk the image of it.
+	// shown says what of the host is shown in the machines that are started, and disk the image of it.
 	shown *protocol.Project
 	disk  *os.File
 }
 
-// ProjectSpec says how a machine shows a project.
+// ProjectSpec says how a machine shows a project and an inbox.
 type ProjectSpec struct {
 	jail.ProjectRules
 	// LayerMB is the size of the layer for the code's writes, in MiB.
 	LayerMB int `json:"layer_mb"`
-	// MaxFiles and MaxMB bound a project.
+	// Inbox is where code finds the inbox: an absolute path.
+	Inbox string `json:"inbox"`
+	// MaxFiles and MaxMB bound both together.
 	MaxFiles int `json:"max_files"`
 	MaxMB    int `json:"max_mb"`
 	// Mkfs describes the jail of the program that makes an image in the file that is its

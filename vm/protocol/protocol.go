@@ -15,7 +15,7 @@ const (
 	// Network carries connections (package carrier), if the sandbox has a network.
 	Network   = "org.nix-sandbox-mcp.network"
 	StoreDisk = "store"
-	// ProjectDisk contains the image of the project when [Show] is requested. It exists if a
+	// ProjectDisk contains the image of what a [Project] shows when [Show] is requested. It exists if a
 	// program is started with a [Project].
 	ProjectDisk = "project"
 )
@@ -34,10 +34,19 @@ const (
 // start, descriptions of jails.
 const ProgramDir = "/programs"
 
-// The folders in the store image for the mounts of the project and of the layers of an overlay.
+// The folders in the store image for the mounts of the image of [ProjectDisk], of the project and the inbox
+// that are in it, and of the layers of an overlay.
 const (
+	ImageDir   = "/image"
 	ProjectDir = "/project"
+	InboxDir   = "/inbox"
 	LayerDir   = "/layer"
+)
+
+// The names of the folders in that image.
+const (
+	ProjectName = "project"
+	InboxName   = "inbox"
 )
 
 // User is the user, and the group of the same number, as whom the first process starts
@@ -84,7 +93,7 @@ type Request struct {
 	// It is for an agent, which lets no code have them: each byte that another process
 	// carries costs an emulated processor 2 switches to the memory of another process.
 	Ports bool `json:"ports,omitempty"`
-	// Project describes the project that the program shows, or is nil.
+	// Project describes what of the host the program shows, or is nil.
 	Project *Project `json:"project,omitempty"`
 	// Network says that the program has a network, over the port of this name.
 	Network bool `json:"network,omitempty"`
@@ -97,10 +106,12 @@ type Request struct {
 	Mark []byte `json:"mark,omitempty"`
 }
 
-// Project says how a program shows a project. The folder is empty until [Show], because the image
-// is made at the first call, and a machine may wait long for that.
+// Project says how a program shows a project and an inbox, of which one may be missing. The folders are empty
+// until [Show], because the image is made at the first call, and a machine may wait long for that.
 type Project struct {
-	Mount string `json:"mount"` // absolute, in the sandbox
+	// Mount and Inbox are absolute paths in the sandbox, or empty.
+	Mount string `json:"mount,omitempty"`
+	Inbox string `json:"inbox,omitempty"`
 	// LayerMB is the size of the layer for the code's writes into the project, in MiB; 0 makes the
 	// project read-only.
 	LayerMB int `json:"layer_mb,omitempty"`

@@ -147,7 +147,7 @@ func (m *machine) start(request protocol.Request) error {
 	}
 	environ := []string{codeGroupVariable + "=3"}
 	if request.Project != nil {
-		if err := makeProjectMount(); err != nil {
+		if err := makeProjectMounts(*request.Project); err != nil {
 			return err
 		}
 		m.project = request.Project

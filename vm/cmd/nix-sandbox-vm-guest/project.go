@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,34 +17,50 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/system"
 )
 
-// The mounts of a project: code changes no device through them, and gets no rights by
-// its files.
+// The mounts of a project and an inbox: code changes no device through them, and gets no rights by
+// their files.
 const projectFlags = unix.MS_NOSUID | unix.MS_NODEV
 
-// makeProjectMount makes the folder, empty so far, that the jail shows as the project. Later mounts
-// over it appear in the jail too, because the jail's mount is a slave of this one
+// makeProjectMounts makes the folders, empty so far, that the jail shows as project and inbox. Later mounts
+// over them appear in the jail too, because the jail's mounts are slaves of these
 // (mount_namespaces(7)).
-func makeProjectMount() error {
-	const dir = protocol.ProjectDir
-	if err := system.Mount("project", dir, "tmpfs", projectFlags|unix.MS_RDONLY, "mode=755,size=4k"); err != nil {
-		return err
-	}
-	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
-		return fmt.Errorf("sharing the mount %s: %w", dir, err)
+func makeProjectMounts(project protocol.Project) error {
+	for dir := range mountsIn(project) {
+		if err := system.Mount("project", dir, "tmpfs", projectFlags|unix.MS_RDONLY, "mode=755,size=4k"); err != nil {
+			return err
+		}
+		if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
+			return fmt.Errorf("sharing the mount %s: %w", dir, err)
+		}
 	}
 	return nil
 }
 
-// projectVariables returns the variables for the launcher of the jail (package jail) that describe
-// the project. To the jail it is always read-only: an overlay is a mount over it.
-func projectVariables(project protocol.Project) []string {
-	return []string{"PROJECT_DIR=" + protocol.ProjectDir, "PROJECT_MOUNT=" + project.Mount}
+// mountsIn returns the paths in the jail of the folders that are shown.
+func mountsIn(project protocol.Project) map[string]string {
+	mounts := map[string]string{protocol.ProjectDir: project.Mount, protocol.InboxDir: project.Inbox}
+	maps.DeleteFunc(mounts, func(_, inside string) bool { return inside == "" })
+	return mounts
 }
 
-// showProject mounts the image of the project for the jail to see.
+// projectVariables returns the variables for the launcher of the jail (package jail) that describe
+// project and inbox. To the jail both are read-only: an overlay is a mount over the project.
+func projectVariables(project protocol.Project) (variables []string) {
+	if project.Mount != "" {
+		variables = append(variables, "PROJECT_DIR="+protocol.ProjectDir, "PROJECT_MOUNT="+project.Mount)
+	}
+	if project.Inbox != "" {
+		variables = append(variables, "NIX_SANDBOX_INBOX="+protocol.InboxDir)
+	}
+	return variables
+}
+
+// showProject mounts the image of project and inbox for the jail to see.
 func (g *groups) showProject(project protocol.Project) error {
-	if err := g.awaitJail(project.Mount); err != nil {
-		return err
+	for dir, inside := range mountsIn(project) {
+		if err := g.awaitJail(dir, inside); err != nil {
+			return err
+		}
 	}
 	disk := system.Disk(protocol.ProjectDisk)
 	if disk == "" {
@@ -53,17 +70,26 @@ func (g *groups) showProject(project protocol.Project) error {
 	if err := forget(disk); err != nil {
 		return err
 	}
-	const dir, layer = protocol.ProjectDir, protocol.LayerDir
-	if project.LayerMB == 0 {
-		return system.Mount(disk, dir, "erofs", projectFlags|unix.MS_RDONLY, "")
+	if err := system.Mount(disk, protocol.ImageDir, "erofs", projectFlags|unix.MS_RDONLY, ""); err != nil {
+		return err
 	}
+	const shown = protocol.ImageDir + "/" + protocol.ProjectName
+	if project.Inbox != "" {
+		if err := system.Mount(protocol.ImageDir+"/"+protocol.InboxName, protocol.InboxDir, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+	}
+	switch {
+	case project.Mount == "":
+		return nil
+	case project.LayerMB == 0:
+		return system.Mount(shown, protocol.ProjectDir, "", unix.MS_BIND, "")
+	}
+	const layer = protocol.LayerDir
 	if err := system.Mount("layer", layer, "tmpfs", projectFlags, "mode=700,size="+strconv.Itoa(project.LayerMB)+"m"); err != nil {
 		return err
 	}
-	const lower, upper, work = layer + "/lower", layer + "/upper", layer + "/work"
-	if err := system.Mount(disk, lower, "erofs", projectFlags|unix.MS_RDONLY, ""); err != nil {
-		return err
-	}
+	const upper, work = layer + "/upper", layer + "/work"
 	for _, folder := range []string{upper, work} {
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			return err
@@ -71,22 +97,22 @@ func (g *groups) showProject(project protocol.Project) error {
 	}
 	// The top folder of an overlay is that of the upper layer.
 	var top unix.Stat_t
-	if err := unix.Stat(lower, &top); err != nil {
+	if err := unix.Stat(shown, &top); err != nil {
 		return err
 	}
 	if err := errors.Join(os.Chown(upper, int(top.Uid), int(top.Gid)), os.Chmod(upper, os.FileMode(top.Mode&0o777))); err != nil {
 		return err
 	}
-	return system.Mount("project", dir, "overlay", projectFlags, "lowerdir="+lower+",upperdir="+upper+",workdir="+work)
+	return system.Mount("project", protocol.ProjectDir, "overlay", projectFlags, "lowerdir="+shown+",upperdir="+upper+",workdir="+work)
 }
 
-// awaitJail waits until the jail exists, with a mount at a path that is a slave of the project's.
+// awaitJail waits until the jail exists, with a mount at a path in it that is a slave of one here.
 // Earlier mounts would be read-only in the jail, because bubblewrap makes them so.
-func (g *groups) awaitJail(mount string) error {
+func (g *groups) awaitJail(dir, inside string) error {
 	own := mountsOf("self")
-	shared, found := strings.CutPrefix(own[protocol.ProjectDir].propagation, "shared:")
+	shared, found := strings.CutPrefix(own[dir].propagation, "shared:")
 	if !found {
-		return fmt.Errorf("%s is not shared", protocol.ProjectDir)
+		return fmt.Errorf("%s is not shared", dir)
 	}
 	_, err := await("jail", func() string {
 		for _, group := range []string{"agent", "code"} {
@@ -97,7 +123,7 @@ func (g *groups) awaitJail(mount string) error {
 			for pid := range strings.FieldsSeq(string(list)) {
 				// Bubblewrap has the machine's root until all mounts are there.
 				its := mountsOf(pid)
-				if its["/"].device != own["/"].device && its[mount].propagation == "master:"+shared {
+				if its["/"].device != own["/"].device && its[inside].propagation == "master:"+shared {
 					return pid
 				}
 			}

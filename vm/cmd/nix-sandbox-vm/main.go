@@ -73,12 +73,10 @@ func run(args []string) (status int, err error) {
 	if program == jail.CheckName {
 		return 0, jail.WriteFindings(os.Stdout, spec.Check(context.Background(), memory))
 	}
-	for _, variable := range []string{"NIX_SANDBOX_INBOX", "NIX_SANDBOX_WORKSPACE"} {
-		if os.Getenv(variable) != "" {
-			return 0, &jail.Refusal{
-				Problem: variable + " is set, and a sandbox in a virtual machine shows nothing of the host but a project",
-				Hint:    "leave it unset, or build the environment with backend = \"jail\"",
-			}
+	if os.Getenv("NIX_SANDBOX_WORKSPACE") != "" {
+		return 0, &jail.Refusal{
+			Problem: "NIX_SANDBOX_WORKSPACE is set, and a virtual machine shares no files with other sandboxes",
+			Hint:    "leave it unset, or build the environment with backend = \"jail\"",
 		}
 	}
 	events := 0
