@@ -53,7 +53,7 @@ func (r *record) isStill(folder string) bool {
 	path = append(path, '/')
 	for i, e := range r.entries {
 		if i%256 == 255 {
-			runtime.Gosched() // nothing else interrupts it
+			runtime.Gosched() // the scheduler does not interrupt it by itself
 		}
 		if !hasStamp(append(append(path, e.path...), 0), e.stamp) {
 			return false

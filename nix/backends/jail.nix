@@ -505,7 +505,13 @@ let
       description = {
         schema = 1;
         apparmor = profileOf own;
-        inherit bubblewrap binds masks;
+        inherit bubblewrap masks;
+        # What is in the store is in a machine's as a part of the tree alone.
+        binds =
+          if inMachine then
+            map (bind: bind // lib.optionalAttrs (builtins.hasContext bind.from) { from = "${tree}${bind.from}"; }) binds
+          else
+            binds;
         flags = flagsOf {
           inherit (options) hostname workspace_mb;
           inherit

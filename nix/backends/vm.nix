@@ -88,7 +88,23 @@ let
       inherit (args.options) network;
       isNetworked = network != "none";
 
-      inner = jail.make (args // { inMachine = true; });
+      # Folders of the host are in an image that the launcher makes; the first process has them there. What is in
+      # the store is in the machine's own.
+      binds = lib.imap0 (i: to: {
+        name = "bind${toString i}";
+        from = "${args.options.extra_binds.${to}}";
+        inherit to;
+      }) (lib.filter (to: !builtins.hasContext "${args.options.extra_binds.${to}}") (lib.attrNames args.options.extra_binds));
+
+      inner = jail.make (
+        args
+        // {
+          inMachine = true;
+          options = args.options // {
+            extra_binds = args.options.extra_binds // lib.listToAttrs (map (bind: lib.nameValuePair bind.to "/shown/${bind.name}") binds);
+          };
+        }
+      );
 
       # What the launcher in the machine reads, and the folder that its jail binds, which
       # has the originals of its files in its closure and does without them.
@@ -102,7 +118,7 @@ let
           nativeBuildInputs = [ pkgs.erofs-utils ];
         }
         ''
-          mkdir -p root/nix/store root/programs root/dev root/proc root/sys root/tmp root/image root/project root/inbox root/layer
+          mkdir -p root/nix/store root/programs root/dev root/proc root/sys root/tmp root/image root/shown root/layer
           xargs cp --archive --reflink=auto --target-directory=root/nix/store < $closure/store-paths
           cp --archive --reflink=auto $contents root/nix/store/
           for name in run session-run; do
@@ -230,7 +246,8 @@ let
           project = {
             mount = "/project";
             inbox = import ../lib/inbox.nix;
-            reserved = import ../lib/reserved.nix;
+            inherit binds;
+            reserved = import ../lib/reserved.nix ++ map (bind: bind.to) binds;
             # In the machine, whose kernel has them.
             overlay = true;
             no_overlay = "";
@@ -291,8 +308,6 @@ in
       "${location} backend is \"vm\", which takes QEMU ${qemuWants}, and this package set has ${qemu.version or "none"}: use a newer nixpkgs, or set backend = \"jail\""
     ++ lib.optional (certificates.endsTLS given.network)
       "${location} network has credentials or rules, for which the proxy ends TLS, and the network of a virtual machine has neither yet: leave them out, or set backend = \"jail\""
-    ++ lib.optional (given.extra_binds != { })
-      "${location} extra_binds is set, and a virtual machine shows nothing of the host yet: set backend = \"jail\", or leave it out"
     ++ lib.optional (given.devices != [ ])
       "${location} devices is set, and a virtual machine has no device of the host: set backend = \"jail\", or leave it out"
     ++ lib.optional (given.cpus != null && builtins.floor given.cpus != builtins.ceil given.cpus)

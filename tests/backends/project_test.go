@@ -82,6 +82,20 @@ func TestInbox_IsReadAndNotWritten(t *testing.T) {
 	}
 }
 
+// Folders of the description are shown too, with a project beside them, and what is in the store from there.
+func TestBinds_AreReadAndNotWritten(t *testing.T) {
+	t.Parallel()
+	cmd := program(t, artifact(t, "command"), "run", "cat /project/file /hello/file; cat /data/sandboxes.nix; echo x >/data/new")
+	cmd.Env = []string{"XDG_CACHE_HOME=" + shared(t), "PROJECT_DIR=" + project(t)}
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	output, _ := cmd.Output()
+	want := "content\nof the store\n" + string(must.Get(os.ReadFile("sandboxes.nix"))(t))
+	if string(output) != want || strings.Count(log.String(), "Read-only file system") != 1 {
+		t.Errorf("it prints %q: %s", output, &log)
+	}
+}
+
 // A machine that waits shows the project as it is at the first call. Code writes into a
 // layer of its own, which further calls see and the host does not, also in a machine that
 // was saved meanwhile.

@@ -16,6 +16,10 @@ let
           pkgs.bash
           pkgs.coreutils
         ];
+        extra_binds = {
+          "/data" = toString ./.;
+          "/hello" = pkgs.writeTextDir "file" "of the store\n";
+        };
       };
     };
 

@@ -15,7 +15,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
 )
 
-// Project is what machines show of the host: a project, an inbox, or both, in one image. Its owner calls
+// Project is what machines show of the host, in one image: a project, an inbox, and folders that the description
+// names. Its owner calls
 // [Project.Close] when no machine is started with it any more.
 type Project struct {
 	rules   ProjectSpec
@@ -31,7 +32,7 @@ type Project struct {
 	spec             *Spec
 }
 
-// OpenProject finds the project and the inbox in variables, by get. From then on, machines are started with a
+// OpenProject finds the project and the inbox in variables, by get, and the folders of the description. From then on, machines are started with a
 // disk for its image: a file in the folder cache, or in the usual one for such files if cache is
 // "". Programs in a machine see the folders from [Project.Show] on. OpenProject returns nil if
 // there are none, and an error if they are too large.
@@ -41,7 +42,7 @@ func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, e
 		return nil, err
 	}
 	inbox, err := jail.ReadInbox(get)
-	if err != nil || project.Dir == "" && inbox == "" {
+	if err != nil || project.Dir == "" && inbox == "" && len(s.Project.Binds) == 0 {
 		return nil, err
 	}
 	p := &Project{rules: s.Project, spec: s}
@@ -51,21 +52,32 @@ func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, e
 			p.Close()
 		}
 	}()
-	s.shown = &protocol.Project{}
+	s.shown = &protocol.Project{Mounts: map[string]string{}}
 	if project.Dir != "" {
-		if err := p.add(protocol.ProjectName, "the project", project.Dir); err != nil {
+		if err := p.add(protocol.ProjectName, "the project", project.Dir, project.Mount); err != nil {
 			return nil, err
 		}
-		s.shown.Mount = project.Mount
 		if project.Overlay {
 			s.shown.LayerMB = s.Project.LayerMB
 		}
 	}
 	if inbox != "" {
-		if err := p.add(protocol.InboxName, "the inbox", inbox); err != nil {
+		if err := p.add(protocol.InboxName, "the inbox", inbox, s.Project.Inbox); err != nil {
 			return nil, err
 		}
-		s.shown.Inbox = s.Project.Inbox
+	}
+	for _, bind := range s.Project.Binds {
+		if err := p.add(bind.Name, "the folder", bind.From, bind.To); err != nil {
+			return nil, &jail.Refusal{
+				Problem: fmt.Sprintf("extra_binds of this sandbox: %v", err),
+				Hint:    "make the folder, or build the environment without it; a virtual machine shows no single files",
+			}
+		}
+		if os.Geteuid() == 0 {
+			// As in a jail, which root starts as another user.
+			added := &p.folders.All[len(p.folders.All)-1]
+			added.Owner, added.Group = nobody, nobody
+		}
 	}
 	if p.now, err = p.folders.Measure(); err != nil {
 		return nil, p.refusal(err)
@@ -80,8 +92,8 @@ func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, e
 	return p, nil
 }
 
-// add adds a folder, under a name in the image.
-func (p *Project) add(name, what, dir string) error {
+// add adds a folder, under a name in the image and a path in the sandbox.
+func (p *Project) add(name, what, dir, mount string) error {
 	folder, err := openFolder(dir)
 	if err != nil {
 		return fmt.Errorf("open %s %s: %w", what, dir, err)
@@ -92,6 +104,7 @@ func (p *Project) add(name, what, dir string) error {
 	}
 	p.paths += what + " " + dir
 	p.folders.All = append(p.folders.All, folder)
+	p.spec.shown.Mounts[name] = mount
 	return nil
 }
 
@@ -132,6 +145,9 @@ const imageMB = 512
 // emptyDisk makes an unlinked file of the size that the disk has in all machines, because copies of
 // one machine need the same disks.
 func (p *Project) emptyDisk(cache string) (*os.File, error) {
+	if cache != "" {
+		_ = os.MkdirAll(cache, 0o700) // the error is that of the file
+	}
 	file, err := os.CreateTemp(cache, "nix-sandbox-project-")
 	if err != nil {
 		return nil, fmt.Errorf("make a file for the image of %s: %w", p.paths, err)

@@ -35,7 +35,7 @@ type Spec struct {
 	// MemoryMB is the memory of the machine, in MiB: the code's limit and the needs of the kernel
 	// and the programs beside the code.
 	MemoryMB int `json:"memory_mb"`
-	// Project says how the machine shows a project and an inbox.
+	// Project says how the machine shows a project and other folders of the host.
 	Project ProjectSpec `json:"project"`
 
 	jail *jail.Spec
@@ -45,19 +45,28 @@ type Spec struct {
 	disk  *os.File
 }
 
-// ProjectSpec says how a machine shows a project and an inbox.
+// ProjectSpec says how a machine shows a project and other folders of the host.
 type ProjectSpec struct {
 	jail.ProjectRules
 	// LayerMB is the size of the layer for the code's writes, in MiB.
 	LayerMB int `json:"layer_mb"`
 	// Inbox is where code finds the inbox: an absolute path.
 	Inbox string `json:"inbox"`
-	// MaxFiles and MaxMB bound both together.
+	// Binds are further folders.
+	Binds []Bind `json:"binds"`
+	// MaxFiles and MaxMB bound all together.
 	MaxFiles int `json:"max_files"`
 	MaxMB    int `json:"max_mb"`
 	// Mkfs describes the jail of the program that makes an image in the file that is its
 	// descriptor 3, of the tar archive that it reads.
 	Mkfs json.RawMessage `json:"mkfs"`
+}
+
+// Bind is a folder of the host that code can read.
+type Bind struct {
+	Name string `json:"name"` // in the image
+	From string `json:"from"` // an absolute path of the host
+	To   string `json:"to"`   // an absolute path in the sandbox
 }
 
 // ReadSpec reads the description in a file.

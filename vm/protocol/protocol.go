@@ -34,16 +34,15 @@ const (
 // start, descriptions of jails.
 const ProgramDir = "/programs"
 
-// The folders in the store image for the mounts of the image of [ProjectDisk], of the project and the inbox
-// that are in it, and of the layers of an overlay.
+// The folders in the store image for the mounts of the image of [ProjectDisk], of the folders that are in it,
+// by their names, and of the layers of an overlay.
 const (
-	ImageDir   = "/image"
-	ProjectDir = "/project"
-	InboxDir   = "/inbox"
-	LayerDir   = "/layer"
+	ImageDir = "/image"
+	ShownDir = "/shown"
+	LayerDir = "/layer"
 )
 
-// The names of the folders in that image.
+// The names of folders in that image. The build has names for others.
 const (
 	ProjectName = "project"
 	InboxName   = "inbox"
@@ -106,12 +105,12 @@ type Request struct {
 	Mark []byte `json:"mark,omitempty"`
 }
 
-// Project says how a program shows a project and an inbox, of which one may be missing. The folders are empty
-// until [Show], because the image is made at the first call, and a machine may wait long for that.
+// Project says how a program shows a project and other folders of the host. They are empty until [Show], because the
+// image is made at the first call, and a machine may wait long for that.
 type Project struct {
-	// Mount and Inbox are absolute paths in the sandbox, or empty.
-	Mount string `json:"mount,omitempty"`
-	Inbox string `json:"inbox,omitempty"`
+	// Mounts are the absolute paths in the sandbox of the folders in the image, by their names. All but the
+	// project are read-only.
+	Mounts map[string]string `json:"mounts"`
 	// LayerMB is the size of the layer for the code's writes into the project, in MiB; 0 makes the
 	// project read-only.
 	LayerMB int `json:"layer_mb,omitempty"`

@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,15 +16,21 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/system"
 )
 
-// The mounts of a project and an inbox: code changes no device through them, and gets no rights by
+// The mounts of folders of the host: code changes no device through them, and gets no rights by
 // their files.
 const projectFlags = unix.MS_NOSUID | unix.MS_NODEV
 
-// makeProjectMounts makes the folders, empty so far, that the jail shows as project and inbox. Later mounts
-// over them appear in the jail too, because the jail's mounts are slaves of these
-// (mount_namespaces(7)).
+// shown is the folder here that the jail shows, by its name in the image.
+func shown(name string) string { return filepath.Join(protocol.ShownDir, filepath.Base(name)) }
+
+// makeProjectMounts makes the folders, empty so far, that the jail shows. Later mounts over them appear in the jail
+// too, because the jail's mounts are slaves of these (mount_namespaces(7)).
 func makeProjectMounts(project protocol.Project) error {
-	for dir := range mountsIn(project) {
+	if err := system.Mount("shown", protocol.ShownDir, "tmpfs", projectFlags, "mode=755,size=64k"); err != nil {
+		return err
+	}
+	for name := range project.Mounts {
+		dir := shown(name)
 		if err := system.Mount("project", dir, "tmpfs", projectFlags|unix.MS_RDONLY, "mode=755,size=4k"); err != nil {
 			return err
 		}
@@ -36,29 +41,26 @@ func makeProjectMounts(project protocol.Project) error {
 	return nil
 }
 
-// mountsIn returns the paths in the jail of the folders that are shown.
-func mountsIn(project protocol.Project) map[string]string {
-	mounts := map[string]string{protocol.ProjectDir: project.Mount, protocol.InboxDir: project.Inbox}
-	maps.DeleteFunc(mounts, func(_, inside string) bool { return inside == "" })
-	return mounts
-}
-
 // projectVariables returns the variables for the launcher of the jail (package jail) that describe
-// project and inbox. To the jail both are read-only: an overlay is a mount over the project.
+// project and inbox. To the jail both are read-only: an overlay is a mount over the project. It knows the
+// other folders from its description.
 func projectVariables(project protocol.Project) (variables []string) {
-	if project.Mount != "" {
-		variables = append(variables, "PROJECT_DIR="+protocol.ProjectDir, "PROJECT_MOUNT="+project.Mount)
+	if mount := project.Mounts[protocol.ProjectName]; mount != "" {
+		variables = append(variables, "PROJECT_DIR="+shown(protocol.ProjectName), "PROJECT_MOUNT="+mount)
 	}
-	if project.Inbox != "" {
-		variables = append(variables, "NIX_SANDBOX_INBOX="+protocol.InboxDir)
+	if project.Mounts[protocol.InboxName] != "" {
+		variables = append(variables, "NIX_SANDBOX_INBOX="+shown(protocol.InboxName))
 	}
 	return variables
 }
 
-// showProject mounts the image of project and inbox for the jail to see.
+// showProject mounts the image of the folders for the jail to see.
 func (g *groups) showProject(project protocol.Project) error {
-	for dir, inside := range mountsIn(project) {
-		if err := g.awaitJail(dir, inside); err != nil {
+	for name, inside := range project.Mounts {
+		switch err := g.awaitJail(shown(name), inside); {
+		case errors.Is(err, errEnded):
+			return nil // its status and its log say why
+		case err != nil:
 			return err
 		}
 	}
@@ -73,19 +75,18 @@ func (g *groups) showProject(project protocol.Project) error {
 	if err := system.Mount(disk, protocol.ImageDir, "erofs", projectFlags|unix.MS_RDONLY, ""); err != nil {
 		return err
 	}
-	const shown = protocol.ImageDir + "/" + protocol.ProjectName
-	if project.Inbox != "" {
-		if err := system.Mount(protocol.ImageDir+"/"+protocol.InboxName, protocol.InboxDir, "", unix.MS_BIND, ""); err != nil {
+	for name := range project.Mounts {
+		if name == protocol.ProjectName && project.LayerMB != 0 {
+			continue
+		}
+		if err := system.Mount(filepath.Join(protocol.ImageDir, filepath.Base(name)), shown(name), "", unix.MS_BIND, ""); err != nil {
 			return err
 		}
 	}
-	switch {
-	case project.Mount == "":
+	if project.LayerMB == 0 {
 		return nil
-	case project.LayerMB == 0:
-		return system.Mount(shown, protocol.ProjectDir, "", unix.MS_BIND, "")
 	}
-	const layer = protocol.LayerDir
+	const lower, layer = protocol.ImageDir + "/" + protocol.ProjectName, protocol.LayerDir
 	if err := system.Mount("layer", layer, "tmpfs", projectFlags, "mode=700,size="+strconv.Itoa(project.LayerMB)+"m"); err != nil {
 		return err
 	}
@@ -97,30 +98,35 @@ func (g *groups) showProject(project protocol.Project) error {
 	}
 	// The top folder of an overlay is that of the upper layer.
 	var top unix.Stat_t
-	if err := unix.Stat(shown, &top); err != nil {
+	if err := unix.Stat(lower, &top); err != nil {
 		return err
 	}
 	if err := errors.Join(os.Chown(upper, int(top.Uid), int(top.Gid)), os.Chmod(upper, os.FileMode(top.Mode&0o777))); err != nil {
 		return err
 	}
-	return system.Mount("project", protocol.ProjectDir, "overlay", projectFlags, "lowerdir="+shown+",upperdir="+upper+",workdir="+work)
+	return system.Mount("project", shown(protocol.ProjectName), "overlay", projectFlags, "lowerdir="+lower+",upperdir="+upper+",workdir="+work)
 }
+
+var errEnded = errors.New("the program has ended")
 
 // awaitJail waits until the jail exists, with a mount at a path in it that is a slave of one here.
 // Earlier mounts would be read-only in the jail, because bubblewrap makes them so.
 func (g *groups) awaitJail(dir, inside string) error {
 	own := mountsOf("self")
-	shared, found := strings.CutPrefix(own[dir].propagation, "shared:")
-	if !found {
+	shared, isShared := strings.CutPrefix(own[dir].propagation, "shared:")
+	if !isShared {
 		return fmt.Errorf("%s is not shared", dir)
 	}
-	_, err := await("jail", func() string {
+	const ended = "ended"
+	found, err := await("jail", func() string {
+		left := false
 		for _, group := range []string{"agent", "code"} {
 			list, err := os.ReadFile(filepath.Join(g.sandbox, group, "cgroup.procs"))
 			if err != nil {
 				return ""
 			}
 			for pid := range strings.FieldsSeq(string(list)) {
+				left = true
 				// Bubblewrap has the machine's root until all mounts are there.
 				its := mountsOf(pid)
 				if its["/"].device != own["/"].device && its[inside].propagation == "master:"+shared {
@@ -128,8 +134,14 @@ func (g *groups) awaitJail(dir, inside string) error {
 				}
 			}
 		}
+		if !left {
+			return ended
+		}
 		return ""
 	})
+	if found == ended {
+		return errEnded
+	}
 	return err
 }
 
