@@ -101,7 +101,7 @@ type Copy struct {
 
 // Copy begins a copy of all files. It returns nil if they have not changed since the last
 // copy, unless full is true. With changes, the copy may have just what has changed, after
-// [filetree.ChangesMark]; nobody else has made a copy since the last one then. The caller reads the copy up to its end, calls Done then, and
+// [filetree.ChangesMark]; no other agent has made a copy since the last one then. The caller reads the copy up to its end, calls Done then, and
 // closes it in any case. No second copy may be made meanwhile.
 func (t *Tracker) Copy(full, changes bool, logf func(format string, args ...any)) (*Copy, error) {
 	now, err := t.look()

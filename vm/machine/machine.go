@@ -473,7 +473,7 @@ func (m *Machine) follow() {
 		}
 		select {
 		case m.answers <- answer:
-		default: // nobody asked
+		default: // it was not asked for
 			return
 		}
 	}

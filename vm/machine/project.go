@@ -34,8 +34,8 @@ type Project struct {
 
 // OpenProject finds the project and the inbox in variables, by get, and the folders of the description. From then on, machines are started with a
 // disk for its image: a file in the folder cache, or in the usual one for such files if cache is
-// "". Programs in a machine see the folders from [Project.Show] on. OpenProject returns nil if
-// there are none, and an error if they are too large.
+// "". Programs in a machine see the folders from [Project.Show] on. Without folders,
+// OpenProject returns nil, and an error if they are too large.
 func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, err error) {
 	project, err := s.Project.Read(get("PROJECT_DIR"), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
 	if err != nil {
