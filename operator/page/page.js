@@ -228,18 +228,26 @@ const load = async (image, address) => {
   image.src = blobs.get(address);
 };
 // saver is the name of a file, with a button that saves it if its session is the user's.
+const unsaved = new Map(); // why a file was not, by its call and path: its card may have been made anew since a click
 const saver = (call, path, name) => {
   if (!call.session || call.principal) return visible(name);
-  const place = make("span", "facts"), button = make("button", "", ...visible(name));
+  const id = `${call.server} ${call.number} ${path}`;
+  const place = make("span", "facts saver"), button = make("button", "", ...visible(name));
   Object.assign(button, { type: "button", title: "Save" });
   button.addEventListener("click", async () => {
     const answer = await fetch(`files/${call.server}?${new URLSearchParams({ session: call.session, env: call.env, path })}`, { headers: keyHeaders() }).catch(() => null);
-    if (!answer?.ok) return place.replaceChildren(plain(answer ? await answer.text() : "The server did not answer."));
+    if (!answer?.ok) {
+      unsaved.set(id, plain(answer ? await answer.text() : "The server did not answer."));
+      for (const one of document.querySelectorAll(".saver")) one.show();
+      return;
+    }
     const link = make("a"), url = URL.createObjectURL(await answer.blob());
     Object.assign(link, { href: url, download: plain(path.replace(/.*\//, "")) });
     link.click();
     URL.revokeObjectURL(url);
   });
+  place.show = () => place.replaceChildren(unsaved.get(id) ?? "");
+  place.show();
   return [button, place];
 };
 const showFile = (call) => (file, index) => {

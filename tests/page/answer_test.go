@@ -233,6 +233,9 @@ func TestPage_SavesFiles(t *testing.T) {
 	b.Await(`document.querySelectorAll(".file button").length == 2`)
 	b.Eval(`document.querySelectorAll(".file button").forEach((one) => one.click())`)
 	b.Await(`[...document.querySelectorAll(".file")].filter((one) => one.textContent.includes("not saved, because")).length == 1`)
+	// A card that is made anew, as when the page has lost its stream, says it still.
+	b.Eval(`[...cards.values()].forEach(({ call }) => showCall(call, call.server))`)
+	b.Await(`[...document.querySelectorAll(".file")].filter((one) => one.textContent.includes("not saved, because")).length == 1`)
 	url, key, _ := strings.Cut(link, "#key=")
 	get := func(path, key string) (int, string, http.Header) {
 		request := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url+"files/0?session=made&env=bash&path="+path, nil))(t)
