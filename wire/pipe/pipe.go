@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -57,6 +58,9 @@ func Writer(w io.Writer) io.Writer {
 	return w
 }
 
+// kept has the files of sockets of standard streams, whose descriptors would be closed with them.
+var kept sync.Map
+
 // unblocked returns a file with the bytes of file that does not block, or file itself. The flag O_NONBLOCK
 // belongs to every program that has the same open file: a pipe is therefore opened once more. A socket
 // cannot be, and is taken to be this program's own.
@@ -73,7 +77,9 @@ func unblocked(file *os.File, flag int) *os.File {
 		}
 	case os.ModeSocket:
 		if unix.SetNonblock(int(fd), true) == nil {
-			return os.NewFile(fd, file.Name())
+			again := os.NewFile(fd, file.Name())
+			kept.Store(fd, again)
+			return again
 		}
 	}
 	return file

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -122,6 +123,30 @@ func TestReader_LeavesTheOpenFileAsItIs(t *testing.T) {
 	var buffer bytes.Buffer
 	if w := Writer(&buffer); w != io.Writer(&buffer) {
 		t.Errorf("the writer of no file is %T", w)
+	}
+}
+
+// A socket cannot be opened once more: its own descriptor is used, and stays open when the stream is forgotten.
+func TestWriter_LeavesASocketOpen(t *testing.T) {
+	pair := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
+	ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
+	defer ours.Close()
+	defer theirs.Close()
+	func() {
+		w := Writer(ours)
+		if _, is := w.(*stream); !is {
+			t.Errorf("the writer is %T", w)
+		}
+		must.Get(w.Write([]byte("a")))(t)
+	}()
+	for range 3 {
+		runtime.GC()
+		time.Sleep(time.Millisecond) // of finalizers
+	}
+	must.Get(ours.Write([]byte("b")))(t)
+	got := make([]byte, 2)
+	if must.Get(io.ReadFull(theirs, got))(t); string(got) != "ab" {
+		t.Errorf("%q came", got)
 	}
 }
 
