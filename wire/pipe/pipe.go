@@ -58,7 +58,7 @@ func Writer(w io.Writer) io.Writer {
 	return w
 }
 
-// kept has the files of sockets of standard streams, whose descriptors would be closed with them.
+// kept has the files of sockets of standard streams: a finalizer would close the descriptors.
 var kept sync.Map
 
 // unblocked returns a file with the bytes of file that does not block, or file itself. The flag O_NONBLOCK
