@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
@@ -155,6 +157,27 @@ func TestPythonPrinting(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The signal that has lines leave at once again may come before the driver has done more than ask for it.
+func TestPythonPrinting_TakesASignalAtOnce(t *testing.T) {
+	t.Parallel()
+	const asks = "        write(channel, b'soon %s\\n' % Buffer.nonce)\n"
+	const pause = "        [None for _ in iter(lambda until=monotonic() + .1: monotonic() < until, False)]\n"
+	slow := func(s *interpreter.Spec) {
+		text := string(must.Get(os.ReadFile(s.Driver.Program))(t))
+		if strings.Count(text, asks) != 1 {
+			t.Fatal("the driver asks for the signal in other words")
+		}
+		copied := *s.Driver
+		copied.Program = filepath.Join(t.TempDir(), "driver.py")
+		must.Write(t, copied.Program, strings.Replace(text, asks, asks+pause, 1), 0o600)
+		s.Driver = &copied
+	}
+	got := Start(t, "python", Bare(t), slow).Run("import signal, time\nfor i in range(3000): print(i)\ntime.sleep(.5); signal.raise_signal(9)")
+	if !strings.HasSuffix(got.Stdout, "\n2999\n") {
+		t.Errorf("%d bytes that end in %q: %+v", len(got.Stdout), got.Stdout[max(0, len(got.Stdout)-30):], got.Reply)
 	}
 }
 

@@ -230,10 +230,11 @@ def hurry():
             _signal.siginterrupt(SIGURG, False)
             os.register_at_fork(before=settle)
         Buffer.pieces = True
-        write(channel, b'soon %s\n' % Buffer.nonce)
         STDOUT.reconfigure(line_buffering=False)
+        # Last: the signal may come at once, and nothing else ends this.
+        write(channel, b'soon %s\n' % Buffer.nonce)
     except Exception:
-        Buffer.pieces = False
+        settle()
 
 
 def settle():
