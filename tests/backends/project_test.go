@@ -33,52 +33,35 @@ func digest(t *testing.T, folder string) string {
 	return string(must.Get(exec.Command("find", folder, "-printf", "%P %y %m %s %T@\n").Output())(t))
 }
 
+// A project, and an inbox without one.
 func TestProject_IsReadAndNotWritten(t *testing.T) {
 	t.Parallel()
-	folder := project(t)
-	before := digest(t, folder)
-	cmd := program(t, artifact(t, "bash"), "run", `
-		cd '/my project'
-		cat file sub/other; cat link 2>&1 >/dev/null && echo escaped
-		echo x > file; rm -f sub/other; mkdir new; ls
-	`)
-	cmd.Env = []string{"XDG_CACHE_HOME=" + shared(t), "PROJECT_DIR=" + folder, "PROJECT_MOUNT=/my project"}
-	var log bytes.Buffer
-	cmd.Stderr = &log
-	output, err := cmd.Output()
-	if err != nil || !strings.HasPrefix(string(output), "content\nother\n") || !strings.HasSuffix(string(output), "file\nlink\nsub\n") || strings.Contains(string(output), "escaped") {
-		t.Errorf("%v: it prints %q: %s", err, output, &log)
-	}
-	if n := strings.Count(log.String(), "Read-only file system"); n != 3 {
-		t.Errorf("%d of 3 writes were refused: %s", n, &log)
-	}
-	if after := digest(t, folder); after != before {
-		t.Errorf("the folder was\n%s, it is\n%s", before, after)
-	}
-}
-
-// An inbox is shown with a project and without one.
-func TestInbox_IsReadAndNotWritten(t *testing.T) {
-	t.Parallel()
-	inbox := project(t)
-	before := digest(t, inbox)
-	cmd := program(t, artifact(t, "bash"), "run", `
-		cd /inbox; ls /project 2>/dev/null
-		cat file sub/other; cat link 2>&1 >/dev/null && echo escaped
-		echo x > file; rm -f sub/other; mkdir new; ls
-	`)
-	cmd.Env = []string{"XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_INBOX=" + inbox}
-	var log bytes.Buffer
-	cmd.Stderr = &log
-	output, err := cmd.Output()
-	if err != nil || string(output) != "content\nother\ncat: link: No such file or directory\nfile\nlink\nsub\n" {
-		t.Errorf("%v: it prints %q: %s", err, output, &log)
-	}
-	if n := strings.Count(log.String(), "Read-only file system"); n != 3 {
-		t.Errorf("%d of 3 writes were refused: %s", n, &log)
-	}
-	if after := digest(t, inbox); after != before {
-		t.Errorf("the folder was\n%s, it is\n%s", before, after)
+	for mount, variables := range map[string]func(folder string) []string{
+		"/my project": func(folder string) []string { return []string{"PROJECT_DIR=" + folder, "PROJECT_MOUNT=/my project"} },
+		"/inbox":      func(folder string) []string { return []string{"NIX_SANDBOX_INBOX=" + folder} },
+	} {
+		t.Run(mount, func(t *testing.T) {
+			t.Parallel()
+			folder := project(t)
+			before := digest(t, folder)
+			cmd := program(t, artifact(t, "bash"), "run", "cd '"+mount+`'; ls -d /project 2>/dev/null
+				cat file sub/other; cat link 2>/dev/null && echo escaped
+				echo x > file; rm -f sub/other; mkdir new; ls
+			`)
+			cmd.Env = append(variables(folder), "XDG_CACHE_HOME="+shared(t))
+			var log bytes.Buffer
+			cmd.Stderr = &log
+			output, err := cmd.Output()
+			if err != nil || string(output) != "content\nother\nfile\nlink\nsub\n" {
+				t.Errorf("%v: it prints %q: %s", err, output, &log)
+			}
+			if n := strings.Count(log.String(), "Read-only file system"); n != 3 {
+				t.Errorf("%d of 3 writes were refused: %s", n, &log)
+			}
+			if after := digest(t, folder); after != before {
+				t.Errorf("the folder was\n%s, it is\n%s", before, after)
+			}
+		})
 	}
 }
 

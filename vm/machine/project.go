@@ -16,8 +16,7 @@ import (
 )
 
 // Project is what machines show of the host, in one image: a project, an inbox, and folders that the description
-// names. Its owner calls
-// [Project.Close] when no machine is started with it any more.
+// names. Its owner calls [Project.Close] when no machine is started with it any more.
 type Project struct {
 	rules   ProjectSpec
 	paths   string // for messages
@@ -32,10 +31,10 @@ type Project struct {
 	spec             *Spec
 }
 
-// OpenProject finds the project and the inbox in variables, by get, and the folders of the description. From then on, machines are started with a
-// disk for its image: a file in the folder cache, or in the usual one for such files if cache is
-// "". Programs in a machine see the folders from [Project.Show] on. Without folders,
-// OpenProject returns nil, and an error if they are too large.
+// OpenProject finds the project and the inbox in variables, by get, and the folders of the description. From then
+// on, machines are started with a disk for their image: a file in the folder cache, or in the usual one for such
+// files if cache is "". Programs in a machine see the folders from [Project.Show] on. Without folders, OpenProject
+// returns nil; if they are too large, it returns an error.
 func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, err error) {
 	project, err := s.Project.Read(get("PROJECT_DIR"), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
 	if err != nil {
