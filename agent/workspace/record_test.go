@@ -9,9 +9,10 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// settled waits until the clock of change times has passed what was just changed.
+// settled waits until the coarse clock has passed what was just changed. Linux 6.13 and later stamp an entry that
+// was looked at by the fine clock, and the coarse one can be a tick and a half behind it.
 func settled() {
-	for was := coarse(); coarse() <= was; {
+	for was := time.Now().UnixNano(); coarse() <= was; {
 		time.Sleep(time.Millisecond)
 	}
 }
