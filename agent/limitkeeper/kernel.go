@@ -68,8 +68,8 @@ type kernelScanner struct {
 type kernelScan struct {
 	sockets   bool
 	self      int       // this process, whose epoll instance does not count
-	processes []process // whose epoll and inotify instances to count
-	mappings  []process // whose mappings to count
+	processes []process // with epoll or inotify instances to count
+	mappings  []process // with mappings to count
 }
 
 // kernelFound is the result of a scan.

@@ -250,7 +250,7 @@ func (r *Root) Changed() []frame.File {
 type walk struct {
 	files map[string]stamp
 	left  int // how many more entries it may ask for
-	// record is of the folder, whose entries' paths begin at a byte of those of files. isPartial says that it
+	// record is of the folder, and the paths of its entries begin at a byte of the paths of files. isPartial says that it
 	// is not whole, or that an entry may have changed since the walk began without another stamp.
 	record    record
 	at        int

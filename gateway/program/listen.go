@@ -28,6 +28,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // front is the listener of a server for many clients, and authenticates their requests.
@@ -282,17 +283,15 @@ func bind(path string) (net.Listener, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(folder)
-	opened, err := os.Open(folder)
-	if err != nil {
-		return nil, err
-	}
-	defer opened.Close()
-	// A longer path than the one that the user gave could be too long (unix(7)).
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/s", opened.Fd()), Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
 	hidden := filepath.Join(folder, "s")
+	var listener *net.UnixListener
+	err = host.ShortSocket(hidden, func(name string) error {
+		listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
 	listener.SetUnlinkOnClose(false) // the name is another one
 	if err = os.Chmod(hidden, 0o660); err == nil {
 		// In contrast to rename(2), it replaces nothing.

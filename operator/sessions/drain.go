@@ -5,7 +5,7 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 const (
@@ -24,21 +24,8 @@ func drain(out io.Writer, limit time.Duration) {
 	if !ok {
 		return
 	}
-	var stat unix.Stat_t
-	if unix.Fstat(int(file.Fd()), &stat) != nil {
-		return
-	}
-	var request uint
-	switch stat.Mode & unix.S_IFMT {
-	case unix.S_IFIFO:
-		request = unix.TIOCINQ // FIONREAD, of either end: pipe(7)
-	case unix.S_IFSOCK:
-		request = unix.TIOCOUTQ // SIOCOUTQ: unix(7)
-	default:
-		return
-	}
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(drainStep) {
-		if n, err := unix.IoctlGetInt(int(file.Fd()), request); err != nil || n == 0 {
+		if host.Unread(file) == 0 {
 			return
 		}
 	}

@@ -5,10 +5,10 @@ import (
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
@@ -59,7 +59,7 @@ func (r *rawTerminal) restore(screen *Screen, keys *keyboard) {
 		keys.drain(screen.w, r.size())
 	}
 	_ = term.Restore(r.fd, r.before)
-	_ = unix.IoctlSetInt(r.fd, unix.TCFLSH, unix.TCIFLUSH)
+	_ = host.FlushInput(r.fd)
 }
 
 // Visible returns a writer to w for the output of code, which filters it if w is a terminal.

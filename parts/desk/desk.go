@@ -18,11 +18,10 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 const (
@@ -148,7 +147,7 @@ func serve(ctx context.Context, conn *net.UnixConn, verbs map[string]Verb) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })()
-	if !isOwn(conn) {
+	if !host.IsOwn(conn) {
 		return
 	}
 	c := &Conn{conn: conn, reader: frame.NewReader(conn), writer: frame.NewWriter(conn)}
@@ -173,30 +172,4 @@ func serve(ctx context.Context, conn *net.UnixConn, verbs map[string]Verb) {
 		}
 		_ = c.send(refusal) // to a client that may have gone
 	}
-}
-
-// isOwn reports whether the process at the other end has this process's user and its PID namespace.
-// Code in a sandbox can have the same user, and a shown folder can have the socket in it.
-func isOwn(conn *net.UnixConn) bool {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return false
-	}
-	own := false
-	err = raw.Control(func(fd uintptr) {
-		peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-		own = err == nil && int(peer.Uid) == os.Geteuid() && isBeside(int(peer.Pid))
-	})
-	return err == nil && own
-}
-
-// isBeside reports whether a process is in this one's PID namespace (namespaces(7)). A process that
-// cannot be examined is not.
-func isBeside(pid int) bool {
-	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
-	if err != nil {
-		return false
-	}
-	ours, err := os.Readlink("/proc/self/ns/pid")
-	return err == nil && theirs == ours
 }

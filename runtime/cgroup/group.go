@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -135,7 +137,7 @@ func (g *Group) Apply(attr *syscall.SysProcAttr) {
 	if g == nil {
 		return
 	}
-	attr.UseCgroupFD, attr.CgroupFD = true, int(g.handle.Fd())
+	host.StartInGroup(attr, int(g.handle.Fd()))
 }
 
 // Killed says which processes of a group the kernel killed because memory was short.

@@ -8,6 +8,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 const (
@@ -140,11 +142,7 @@ func New(next sandbox.Starter, log *slog.Logger) *Pool {
 
 // defaultBudget is the memory that a pool may use, in bytes.
 func defaultBudget() int64 {
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) != nil {
-		return maxBudget / 8
-	}
-	return min(maxBudget, int64(info.Totalram)*int64(info.Unit)/8)
+	return min(maxBudget, cmp.Or(host.Memory(), maxBudget)/8)
 }
 
 // Keep sets the kinds that are kept ready from now on. It ends ready sandboxes of other kinds, and

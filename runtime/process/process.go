@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // closeTimeout bounds how long [Process.Close] waits for processes that it
@@ -78,7 +79,8 @@ func (s *Starter) Start(cmd *exec.Cmd, limits cgroup.Limits, owner cgroup.Owner)
 		cmd.Env = []string{}
 	}
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	host.EndWithParent(cmd.SysProcAttr)
 	group.Apply(cmd.SysProcAttr)
 	p := &Process{Cmd: cmd, group: group}
 	started := make(chan error, 1)
@@ -117,10 +119,7 @@ func (p *Process) Kill() {
 func (p *Process) Wait() error {
 	// A process that has ended keeps its id until it is reaped. Until then no
 	// other process group can have this id, so the signal cannot reach another.
-	err := error(unix.EINTR)
-	for err == unix.EINTR {
-		err = unix.Waitid(unix.P_PID, p.Cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-	}
+	_ = host.WaitEnd(p.Cmd.Process.Pid) // cmd.Wait returns the same error
 	p.Kill()
 	p.mu.Lock()
 	p.reaped = true

@@ -5,7 +5,8 @@ import (
 	"hash/maphash"
 	"path/filepath"
 	"strings"
-	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // seed makes fingerprints of one process comparable.
@@ -57,12 +58,12 @@ func (p Folders) Fingerprint() uint64 {
 // trace adds the attributes that change with a file, among them its ctime, which programs cannot
 // set.
 func trace(hash *maphash.Hash, path string) {
-	var stat syscall.Stat_t
-	if err := syscall.Stat(path, &stat); err != nil {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
 		hash.WriteString(err.Error())
 		return
 	}
-	for _, number := range []uint64{stat.Dev, stat.Ino, uint64(stat.Mode), uint64(stat.Size), uint64(stat.Ctim.Nano())} {
+	for _, number := range []uint64{uint64(stat.Dev), stat.Ino, uint64(stat.Mode), uint64(stat.Size), uint64(stat.Ctim.Nano())} {
 		hash.Write(binary.NativeEndian.AppendUint64(nil, number))
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -13,8 +12,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
@@ -26,6 +23,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/order"
 )
 
@@ -65,7 +63,7 @@ func Open(settings config.Config, base *registry.Set, log *slog.Logger) *Server 
 	s.hangups = s.notify(syscall.SIGHUP)
 	// The builder of the wrapper ends when the other end of its input is closed, so no sandbox
 	// may inherit that. If this fails, the jail closes what it inherited.
-	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	host.CloseInherited()
 	if os.Getenv("NIX_SANDBOX_DIR") != "" {
 		for _, folder := range settings.Folders.Folders {
 			if _, err := os.Stat(folder); err != nil {

@@ -51,11 +51,11 @@ type Digest [sha256.Size]byte
 // add adds an entry, independently of the order.
 func (d *Digest) add(name string, info fs.FileInfo) {
 	stat := info.Sys().(*syscall.Stat_t)
-	size, changed := stat.Size, stat.Mtim
+	size, changed := stat.Size, info.ModTime().UnixNano()
 	if info.IsDir() { // what is in it has digests of its own
-		size, changed = 0, syscall.Timespec{}
+		size, changed = 0, 0
 	}
-	one := sha256.Sum256(fmt.Appendf(nil, "%q %o %d %d %d %d %d", name, stat.Mode, stat.Uid, stat.Gid, size, changed.Sec, changed.Nsec))
+	one := sha256.Sum256(fmt.Appendf(nil, "%q %o %d %d %d %d", name, stat.Mode, stat.Uid, stat.Gid, size, changed))
 	for i := range d {
 		d[i] ^= one[i]
 	}
@@ -231,7 +231,7 @@ func (w *folderWalk) header(h tar.Header, info fs.FileInfo) error {
 // allows reports whether the code's user has all of these rights, as in rwx.
 func (w *folderWalk) allows(info fs.FileInfo, rights uint32) bool {
 	stat := info.Sys().(*syscall.Stat_t)
-	mode := stat.Mode
+	mode := uint32(stat.Mode)
 	switch {
 	case stat.Uid == w.Owner:
 		mode >>= 6

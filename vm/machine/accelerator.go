@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/snapshot"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // Accelerator says how the instructions of a machine are executed.
@@ -54,7 +54,7 @@ func (m Memory) Recall() (known Known, found bool) {
 		return Known{}, false
 	}
 	text, err := os.ReadFile(m.file())
-	boot, bootErr := snapshot.BootID()
+	boot, bootErr := host.BootID()
 	first, rest, _ := strings.Cut(string(text), " ")
 	if err != nil || bootErr != nil || first != boot {
 		return Known{}, false
@@ -71,7 +71,7 @@ func (m Memory) IsKnown() bool {
 
 // Remember stores the result of a start.
 func (m Memory) Remember(known Known) error {
-	boot, err := snapshot.BootID()
+	boot, err := host.BootID()
 	if err != nil || m.Folder == "" {
 		return err
 	}

@@ -25,8 +25,8 @@ const Schema = 1
 // program as the file's interpreter.
 type Spec struct {
 	Schema int `json:"schema"`
-	// Jail describes the jail of QEMU. Its command has all arguments of QEMU except those that
-	// depend on the accelerator.
+	// Jail describes the jail of QEMU. Its command lacks only the arguments that depend on the
+	// accelerator.
 	Jail json.RawMessage `json:"jail"`
 	// Kernel and Initrd are paths in that jail, and Append is the kernel's command line.
 	Kernel string `json:"kernel"`

@@ -27,6 +27,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 const (
@@ -103,12 +104,6 @@ func Key(words ...string) string {
 	return hex.EncodeToString(hash.Sum(nil)[:16])
 }
 
-// BootID names the time since the host has booted.
-func BootID() (string, error) {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(id)), err
-}
-
 // Open opens the snapshot with a key. found is false if there is no usable one; an unusable one is
 // deleted.
 func (s Store) Open(key string) (_ *Snapshot, found bool) {
@@ -128,7 +123,7 @@ func open(folder string) (_ *Snapshot, err error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := BootID()
+	boot, err := host.BootID()
 	if age := time.Since(snapshot.Made); err == nil && (snapshot.Boot != boot || age < 0 || age > maxAge) {
 		err = errors.New("it is old")
 	}
@@ -225,7 +220,7 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 	}
 	defer draft.Close()
 	meta := Meta{Made: time.Now()}
-	if meta.Boot, err = BootID(); err != nil {
+	if meta.Boot, err = host.BootID(); err != nil {
 		return err
 	}
 	// The folder above is closed to others. QEMU's own user may write to the memory
@@ -264,7 +259,7 @@ func dig(file *os.File) {
 			for end+page <= n && [page]byte(buffer[end:]) == [page]byte{} {
 				end += page
 			}
-			if end > from && unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at+int64(from), int64(end-from)) != nil {
+			if end > from && host.PunchHole(file, at+int64(from), int64(end-from)) != nil {
 				return
 			}
 			from = end + page
@@ -307,7 +302,7 @@ func (s Store) clean() {
 	if err != nil {
 		return
 	}
-	boot, _ := BootID()
+	boot, _ := host.BootID()
 	type kept struct {
 		key  string
 		made time.Time

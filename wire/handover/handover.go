@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // EventsVariable names, in the environment of a sandbox's launcher, the descriptor for the proxy's
@@ -67,7 +68,7 @@ func Receive(over int) (Socket, *os.File, error) {
 	text, control := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(2*4))
 	var n, m, flags int
 	err := retry(func() (err error) {
-		n, m, flags, _, err = unix.Recvmsg(over, text, control, unix.MSG_CMSG_CLOEXEC)
+		n, m, flags, _, err = unix.Recvmsg(over, text, control, host.ReceiveClosed)
 		return err
 	})
 	if err != nil {
@@ -144,7 +145,7 @@ func ReceiveCertificate(over int) ([]byte, error) {
 	text := make([]byte, MaxCertificate)
 	var n, flags int
 	err := retry(func() (err error) {
-		n, _, flags, _, err = unix.Recvmsg(over, text, nil, unix.MSG_CMSG_CLOEXEC)
+		n, _, flags, _, err = unix.Recvmsg(over, text, nil, host.ReceiveClosed)
 		return err
 	})
 	switch {

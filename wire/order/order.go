@@ -15,12 +15,10 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 const (
@@ -196,7 +194,7 @@ func dial(ctx context.Context, socket string) (conn net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	for {
-		err = in(socket, func(name string) error {
+		err = host.ShortSocket(socket, func(name string) error {
 			conn, err = (&net.Dialer{}).DialContext(ctx, "unix", name)
 			return err
 		})
@@ -218,7 +216,7 @@ func dial(ctx context.Context, socket string) (conn net.Conn, err error) {
 
 // Listen listens at a socket.
 func Listen(socket string) (listener *net.UnixListener, err error) {
-	err = in(socket, func(name string) error {
+	err = host.ShortSocket(socket, func(name string) error {
 		listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
 		return err
 	})
@@ -226,14 +224,4 @@ func Listen(socket string) (listener *net.UnixListener, err error) {
 		listener.SetUnlinkOnClose(false) // by a name that has no meaning then
 	}
 	return listener, err
-}
-
-// in calls f with a name of a socket that fits into an address, which takes 107 bytes (unix(7)).
-func in(socket string, f func(name string) error) error {
-	folder, err := os.OpenFile(filepath.Dir(socket), unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer folder.Close()
-	return f(fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), filepath.Base(socket)))
 }

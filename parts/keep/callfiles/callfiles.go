@@ -20,10 +20,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/tmpfile"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // Bounds of the files of one call.
@@ -98,7 +98,7 @@ func (f *Files) keep(ctx context.Context, principal string, box sandbox.Sandbox,
 		return
 	}
 	var err error
-	if c.file, err = tmpfile.File(f.folder); err != nil {
+	if c.file, err = host.Unnamed(f.folder); err != nil {
 		f.log.Error("files of a call are not kept", "error", err)
 		f.unreserve(c)
 		return

@@ -26,8 +26,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/layer"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/tmpfile"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 const (
@@ -202,7 +202,7 @@ func (s *Store) Begin(head Head, upper *os.File) (*Record, error) {
 	}
 	head.Began = time.Now()
 	r := &Record{store: s, head: head, told: map[Refusal]bool{}, name: head.Session + "-" + rand.Text()[:8] + suffix}
-	r.overlay = NewOverlay(layer.Upper(upper), base, int64(fs.Blocks)*int64(fs.Bsize), func() (*os.File, error) { return tmpfile.File(s.folder) })
+	r.overlay = NewOverlay(layer.Upper(upper), base, int64(fs.Blocks)*int64(fs.Bsize), func() (*os.File, error) { return host.Unnamed(s.folder) })
 	return r, nil
 }
 

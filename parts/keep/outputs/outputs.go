@@ -33,6 +33,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // Limits bound what is copied.
@@ -357,13 +358,7 @@ func (f *Folder) give(temp, target string, size int64, sum []byte) (given bool, 
 				return false, nil
 			}
 			from, to := path.Base(temp), path.Base(name)
-			err := unix.Renameat2(dir, from, dir, to, unix.RENAME_NOREPLACE)
-			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // a file system without it
-				if err = unix.Linkat(dir, from, dir, to, 0); err == nil {
-					_ = f.root.Remove(temp)
-				}
-			}
-			if !errors.Is(err, fs.ErrExist) {
+			if err := host.RenameNew(dir, from, to); !errors.Is(err, fs.ErrExist) {
 				return err == nil, err
 			}
 		}

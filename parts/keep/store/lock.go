@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // lockName is the name of the file in a store of which each session has a byte. Whoever has the
@@ -36,7 +38,7 @@ func lock(folder string) (*os.File, error) {
 		return nil, err
 	}
 	place := placeOf(folder)
-	err = unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &place)
+	err = unix.FcntlFlock(file.Fd(), host.LockSet, &place)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		err = errInUse
 	}
@@ -55,7 +57,7 @@ func isLocked(folder string) bool {
 	}
 	defer file.Close()
 	place := placeOf(folder)
-	return unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &place) == nil && place.Type != unix.F_UNLCK
+	return unix.FcntlFlock(file.Fd(), host.LockGet, &place) == nil && place.Type != unix.F_UNLCK
 }
 
 // placeOf returns the lock of a folder. Its byte is one of 2^62, chosen by the hash of the name.

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // Names in the folder of a session, and of folders that were set aside.
@@ -55,8 +56,8 @@ const (
 	lockTimeout = 200 * time.Millisecond
 )
 
-// bootFile contains an identifier of the time since the host started.
-var bootFile = "/proc/sys/kernel/random/boot_id"
+// bootID names the time since the host started. Tests replace it.
+var bootID = host.BootID
 
 // Key names a session and its environment. Principal is empty if the server has a single
 // client, and Project if the data does not depend on it.
@@ -219,15 +220,6 @@ func (s *Store) counts(h *Head) bool {
 		}
 	}
 	return s.MaxAge == 0 || time.Since(h.Saved) <= s.MaxAge
-}
-
-func bootID() (string, error) {
-	data, err := os.ReadFile(bootFile)
-	id := strings.TrimSpace(string(data))
-	if err == nil && id == "" {
-		err = fmt.Errorf("%s is empty", bootFile)
-	}
-	return id, err
 }
 
 // Has reports whether a session has data, without acquiring it.

@@ -18,6 +18,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // workspaceProgram is the program of an artifact that makes a workspace for several sandboxes: its
@@ -85,12 +86,12 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 // socketpair makes a Unix socket of a kind for a program that is about to start. The
 // caller owns both ends; its own has deadlines.
 func socketpair(kind int, name string) (ours, theirs *os.File, err error) {
-	ends, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	ends, err := host.Pair(kind)
 	if err == nil {
 		err = unix.SetNonblock(ends[0], true)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a socket: %w", err)
+		return nil, nil, err
 	}
 	return os.NewFile(uintptr(ends[0]), name), os.NewFile(uintptr(ends[1]), name), nil
 }

@@ -1,8 +1,7 @@
 // Package layer reads trees of files that hostile code writes to: the upper layer of
 // an overlay, and the project beneath it.
 //
-// The kernel resolves every path beneath the root (openat2(2) with RESOLVE_BENEATH,
-// RESOLVE_NO_SYMLINKS and RESOLVE_NO_XDEV): no link is followed, even if
+// Every path is resolved beneath the root ([host.OpenBeneath]): no link is followed, even if
 // one replaces a folder at this moment, and no mount is entered. Only regular files
 // and folders are opened, and no open waits. Every walk and every read has a bound.
 package layer
@@ -19,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // Kind is the type of a path.
@@ -85,9 +86,6 @@ func Open(name string) (*Tree, error) {
 // Close closes the root.
 func (t *Tree) Close() error { return t.root.Close() }
 
-// resolve confines every path to its tree.
-const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
-
 // MaxDepth and MaxPath bound the paths of a tree, in folders and in bytes. The kernel takes
 // no longer path in one system call.
 const (
@@ -96,32 +94,11 @@ const (
 )
 
 func openAt(dir *os.File, name string, flags int) (*os.File, error) {
-	fd, err := openFD(int(dir.Fd()), name, flags)
+	fd, err := host.OpenBeneath(int(dir.Fd()), name, flags)
 	if err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), name), nil
-}
-
-// openFD is openAt for descriptors: an os.File takes more system calls.
-func openFD(dir int, name string, flags int) (int, error) {
-	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
-	if flags&(unix.O_PATH|unix.O_DIRECTORY) == 0 {
-		// Without O_NONBLOCK, opening a FIFO or a file with a lease would wait.
-		flags |= unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
-	}
-	how := unix.OpenHow{Flags: uint64(flags), Resolve: resolve}
-	// EAGAIN: something was renamed while the kernel resolved the path (openat2(2)).
-	for range 8 {
-		fd, err := unix.Openat2(dir, name, &how)
-		if err == nil {
-			return fd, nil
-		}
-		if err != unix.EAGAIN && err != unix.EINTR {
-			return -1, &fs.PathError{Op: "open", Path: name, Err: err}
-		}
-	}
-	return -1, &fs.PathError{Op: "open", Path: name, Err: unix.EAGAIN}
 }
 
 // ErrTooMany ends a walk that met more entries than it may.
@@ -132,7 +109,7 @@ var ErrTooMany = errors.New("there are too many files")
 // budget is the number of entries that it may still visit. If they are not enough, the walk
 // ends with [ErrTooMany].
 func (t *Tree) Walk(at string, budget *int, visit func(Entry) bool) error {
-	dir, err := openFD(int(t.root.Fd()), at, unix.O_DIRECTORY)
+	dir, err := host.OpenBeneath(int(t.root.Fd()), at, unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
@@ -169,7 +146,7 @@ func (t *Tree) walk(dir int, at string, depth int, budget *int, visit func(Entry
 		sub := -1
 		if depth+1 >= MaxDepth || len(entry.Path) > MaxPath {
 			entry.Unread = errors.New("its path is too long")
-		} else if sub, err = openFD(dir, name, unix.O_DIRECTORY); err != nil {
+		} else if sub, err = host.OpenBeneath(dir, name, unix.O_DIRECTORY); err != nil {
 			entry.Unread = reason(err)
 		} else {
 			entry.Opaque = t.upper && isOpaque(sub)
@@ -212,7 +189,7 @@ func (t *Tree) Find(name string) (Entry, error) {
 	dir := t.root
 	if parent := path.Dir(name); parent != "." {
 		var err error
-		if dir, err = openAt(t.root, parent, unix.O_DIRECTORY|unix.O_PATH); err != nil {
+		if dir, err = openAt(t.root, parent, unix.O_DIRECTORY|host.OpenPath); err != nil {
 			if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EXDEV) {
 				err = fs.ErrNotExist
 			}
@@ -225,7 +202,7 @@ func (t *Tree) Find(name string) (Entry, error) {
 
 // Remove removes a file or a link.
 func (t *Tree) Remove(name string) error {
-	dir, err := openFD(int(t.root.Fd()), path.Dir(name), unix.O_DIRECTORY|unix.O_PATH)
+	dir, err := host.OpenBeneath(int(t.root.Fd()), path.Dir(name), unix.O_DIRECTORY|host.OpenPath)
 	if err != nil {
 		return err
 	}
@@ -262,7 +239,7 @@ func (t *Tree) entry(dir int, name, at string) (Entry, error) {
 }
 
 func stampOf(st *unix.Stat_t) Stamp {
-	return Stamp{Inode: st.Ino, Size: st.Size, Mode: st.Mode, Modified: st.Mtim.Nano(), New: st.Ctim.Nano()}
+	return Stamp{Inode: st.Ino, Size: st.Size, Mode: uint32(st.Mode), Modified: st.Mtim.Nano(), New: st.Ctim.Nano()}
 }
 
 // opaqueAttribute marks the folders of an upper layer that hide the layer below, if the
@@ -319,13 +296,13 @@ func (t *Tree) Read(name string, limit int64) ([]byte, Stamp, error) {
 }
 
 func (t *Tree) readLink(name string) ([]byte, error) {
-	link, err := openAt(t.root, name, unix.O_PATH)
+	dir, err := openAt(t.root, path.Dir(name), host.OpenPath|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, reason(err)
 	}
-	defer link.Close()
+	defer dir.Close()
 	target := make([]byte, unix.PathMax)
-	n, err := unix.Readlinkat(int(link.Fd()), "", target)
+	n, err := unix.Readlinkat(int(dir.Fd()), path.Base(name), target)
 	if err != nil {
 		return nil, err
 	}

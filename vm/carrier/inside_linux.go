@@ -31,7 +31,7 @@ import (
 const (
 	// maxStreams bounds the connections at a time. The proxy has a bound of its own.
 	maxStreams = 256
-	// maxWaiting bounds those that wait to be accepted outside. Each stream has a window of 256 KiB.
+	// maxWaiting bounds the connections that wait to be accepted outside. Each stream has a window of 256 KiB.
 	maxWaiting = 64
 	// maxQuery bounds a look-up and its answer, in bytes, and queryTimeout its time.
 	maxQuery     = 4 << 10
