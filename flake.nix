@@ -21,6 +21,15 @@
       library = eachSystem (_: pkgs: import ./nix { inherit pkgs revision; });
       server = eachSystem (system: _: library.${system}.default);
 
+      # The server for a Mac, whose sandboxes are virtual machines with Linux.
+      onMac = lib.mapAttrs (
+        system: pkgs:
+        (import ./nix {
+          inherit pkgs revision;
+          guest = nixpkgs.legacyPackages.${lib.replaceStrings [ "darwin" ] [ "linux" ] system};
+        }).default
+      ) (builtins.intersectAttrs { aarch64-darwin = null; } nixpkgs.legacyPackages);
+
       # The default server for places without Nix, with which packages could be added.
       complete = {
         extends = "default";
@@ -64,7 +73,8 @@
           python-client = import ./nix/lib/pythonClient.nix { inherit pkgs; } { };
         }
         // lib.mapAttrs' (name: lib.nameValuePair "sandbox-${name}") server.${system}.environments
-      );
+      )
+      // lib.mapAttrs (_: default: { inherit default; }) onMac;
 
       legacyPackages = eachSystem (
         system: _: {
@@ -73,9 +83,9 @@
         }
       )
       # `nix build` and `nix run` look here last, and `nix flake check` does not evaluate it.
-      // lib.genAttrs [ "aarch64-darwin" "x86_64-darwin" ] (system: {
-        default = throw "nix-sandbox-mcp: sandboxes need Linux, and this is ${system}: run the server on a Linux machine, or in a virtual machine with Linux";
-      });
+      // {
+        x86_64-darwin.default = throw "nix-sandbox-mcp: virtual machines on a Mac are those of Apple's processors, and this is x86_64-darwin: run the server on a Linux machine";
+      };
 
       debug = eachSystem (
         system: _:
@@ -85,15 +95,13 @@
         }
       );
 
-      apps = eachSystem (
-        system: _: {
-          default = {
-            type = "app";
-            program = lib.getExe server.${system};
-            meta.description = "Serve the sandboxes of config.example.toml";
-          };
-        }
-      );
+      apps = lib.mapAttrs (_: server: {
+        default = {
+          type = "app";
+          program = lib.getExe server;
+          meta.description = "Serve the sandboxes of config.example.toml";
+        };
+      }) (server // onMac);
 
       checks = eachSystem (
         system: pkgs:

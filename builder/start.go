@@ -14,8 +14,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -125,14 +126,14 @@ func (e *Environments) Run(ctx context.Context) {
 // stamp tells one file from another.
 type stamp struct {
 	dev, ino         uint64
-	changed, written syscall.Timespec
+	changed, written unix.Timespec
 }
 
 // stampOf is zero for a file that does not exist.
 func stampOf(path string) (s stamp) {
-	var info syscall.Stat_t
-	if path != "" && syscall.Stat(path, &info) == nil {
-		s = stamp{info.Dev, info.Ino, info.Ctim, info.Mtim}
+	var info unix.Stat_t
+	if path != "" && unix.Stat(path, &info) == nil {
+		s = stamp{uint64(info.Dev), info.Ino, info.Ctim, info.Mtim}
 	}
 	return s
 }

@@ -1,15 +1,8 @@
 package jail
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
 	"io"
-	"os"
-	"os/exec"
-	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // CheckName is the name of the program of an artifact that checks the machine and starts
@@ -28,26 +21,6 @@ type Finding struct {
 	Fix string `json:"fix,omitempty"`
 }
 
-// Files that show the kernel's features.
-const (
-	statusFile      = "/proc/self/status"
-	fileSystemsFile = "/proc/filesystems"
-)
-
-// CheckMachine reports whether the sandbox can start on this machine, with the errors that
-// its start would return. It starts only the smallest jail that bubblewrap can make, and
-// leaves the machine unchanged.
-func (s *Spec) CheckMachine(ctx context.Context) []Finding {
-	findings := []Finding{s.bubblewrap()}
-	if findings[0].OK {
-		findings = append(findings, s.namespaces(ctx))
-	}
-	if s.Network != nil && findings[len(findings)-1].OK {
-		findings = append(findings, s.network(ctx))
-	}
-	return append(findings, filters(statusFile), s.overlays(fileSystemsFile))
-}
-
 // WriteFindings writes findings as bin/check prints them: one JSON object.
 func WriteFindings(w io.Writer, findings []Finding) error {
 	encoder := json.NewEncoder(w)
@@ -63,66 +36,4 @@ func needed(name, found string, err error) Finding {
 		return Finding{Name: name, Needed: true, Found: err.Error(), Fix: HintOf(err)}
 	}
 	return Finding{Name: name, Needed: true, OK: true, Found: found}
-}
-
-func (s *Spec) bubblewrap() Finding {
-	_, err := exec.LookPath(s.Bubblewrap)
-	if err != nil {
-		err = s.notStarted(reason(err))
-	}
-	return needed("bubblewrap", s.Bubblewrap, err)
-}
-
-func (s *Spec) notStarted(why string) *Refusal {
-	return &Refusal{
-		Problem: fmt.Sprintf("start %s: %s", s.Bubblewrap, why),
-		Hint:    rebuild,
-	}
-}
-
-func (s *Spec) namespaces(ctx context.Context) Finding {
-	return needed("user namespaces", "allowed", s.Check(ctx))
-}
-
-// network tries the start of a sandbox with a network, without the proxy and the
-// sandbox.
-func (s *Spec) network(ctx context.Context) Finding {
-	_, err := s.readProxy()
-	for _, secret := range s.Network.Secrets {
-		// Variables are the server's, and bin/check may have another parent.
-		if err == nil && secret.File != "" {
-			var fd int
-			if fd, err = secret.open(); err == nil {
-				_ = unix.Close(fd)
-			}
-		}
-	}
-	if err == nil {
-		err = s.tryNetwork(ctx)
-	}
-	return needed("network", "sandboxes can have a network of named hosts", err)
-}
-
-func filters(status string) Finding {
-	f := Finding{Name: "system call filter", Needed: true, OK: true, Found: "the kernel has seccomp"}
-	text, err := os.ReadFile(status)
-	if err != nil || !strings.Contains(string(text), "\nSeccomp:") {
-		f.OK, f.Found = false, "the kernel has no seccomp"
-		f.Fix = "start a kernel with CONFIG_SECCOMP_FILTER=y, as every distribution's has"
-	}
-	return f
-}
-
-func (s *Spec) overlays(fileSystems string) Finding {
-	f := Finding{Name: "overlay", OK: true, Found: "the kernel has it"}
-	text, err := os.ReadFile(fileSystems)
-	switch {
-	case s.Overlay == nil:
-		f.OK, f.Found = false, "a project with mode overlay does not start: "+s.NoOverlay
-		f.Fix = "build the sandbox with a newer bubblewrap"
-	case err != nil || !strings.Contains(string(text), "\toverlay\n"):
-		f.OK, f.Found = false, "the kernel has no overlay file system loaded: a project with mode overlay does not start"
-		f.Fix = "modprobe overlay; for every start: echo overlay > /etc/modules-load.d/nix-sandbox-mcp.conf"
-	}
-	return f
 }

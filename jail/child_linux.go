@@ -10,26 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Child holds the arguments and descriptors for [Spec.StartChild].
-type Child struct {
-	// Args are appended to the command of the description.
-	Args []string
-	// Stdin is the standard input of the command; nil means /dev/null.
-	Stdin *os.File
-	// Files become the command's descriptors from 3 on; nil means a closed one. The
-	// caller closes its own.
-	Files []*os.File
-	// Stderr is the standard error of the command and of bubblewrap.
-	Stderr *os.File
-}
-
-// StartChild starts the sandbox as a child of this process. The child is in the caller's
-// process group, and the caller waits for it. The child ends with the calling thread, so
-// the caller has locked its goroutine to a thread that ends with the process.
+// startChild starts the sandbox as a child of this process, with attributes. The child ends with the
+// calling thread, so the caller has locked its goroutine to a thread that ends with the process.
 //
 // If root is the caller, the sandbox runs as a user that no other sandbox has, and this
 // process stays root.
-func (s *Spec) StartChild(child Child) (*os.Process, error) {
+func (s *Spec) startChild(child Child, attributes *syscall.SysProcAttr) (*os.Process, error) {
 	if err := s.namespacesAllowed(); err != nil {
 		return nil, err
 	}
@@ -53,7 +39,7 @@ func (s *Spec) StartChild(child Child) (*os.Process, error) {
 		}
 		files = append(files, fd)
 	}
-	pid, err := s.spawn(os.Getpid(), files, child.Args, &syscall.SysProcAttr{})
+	pid, err := s.spawn(os.Getpid(), files, child.Args, attributes)
 	if err != nil {
 		return nil, err
 	}

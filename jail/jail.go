@@ -14,6 +14,19 @@ import "errors"
 // until a descriptor refers to a user namespace, the namespace needs a process.
 const Hold = "--hold"
 
+// Step is the argument that has the launcher, in the outer namespace, do what only a process there
+// can, and then become the sandbox's bubblewrap. A step in JSON and a command line follow it.
+const Step = "--step"
+
+// WatchStep is the argument that has the launcher watch the process that started it: see [Watch].
+const WatchStep = "--watch"
+
+// firstExtra is the first descriptor after the standard ones.
+const firstExtra = 3
+
+// CarrierFD is the descriptor of the program that [Spec.StartCarrier] starts.
+const CarrierFD = firstExtra + 1
+
 // Refusal is an error that says why no sandbox starts and what to do about it.
 type Refusal struct {
 	Problem string

@@ -219,9 +219,6 @@ func (s *Spec) StartCarrier(events int, file *os.File, command ...string) error 
 	return nil
 }
 
-// CarrierFD is the descriptor of the program that [Spec.StartCarrier] starts.
-const CarrierFD = firstExtra + 1
-
 // apart returns the attributes of a process in namespaces for a network, as a user of its own if root is the caller.
 func (s *Spec) apart() (*syscall.SysProcAttr, error) {
 	user, err := hostUser(os.Getpid())

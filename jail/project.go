@@ -44,6 +44,9 @@ type ProjectRules struct {
 	NoOverlay string `json:"no_overlay"`
 }
 
+// projectVariable names the project's folder.
+const projectVariable = "PROJECT_DIR"
+
 func (s *Spec) readProject(dir, mount, mode string) (Project, error) {
 	rules := ProjectRules{Mount: s.ProjectMount, Reserved: s.Reserved, Overlay: s.Overlay != nil, NoOverlay: s.NoOverlay}
 	return rules.Read(dir, mount, mode)

@@ -35,11 +35,6 @@ type Request struct {
 	logs bool
 }
 
-// The variables that name folders of the host.
-const (
-	projectVariable = "PROJECT_DIR"
-)
-
 // The variables with numbers of descriptors that the launcher inherits.
 const (
 	workspaceVariable = "NIX_SANDBOX_WORKSPACE"

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"slices"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
@@ -24,6 +25,8 @@ const MaxSpec = 1 << 20
 // launcher.
 type Spec struct {
 	Schema int `json:"schema"`
+	// Seatbelt is the absolute path of a profile of macOS (sandbox-exec(1)), in place of everything else but Command.
+	Seatbelt string `json:"seatbelt,omitempty"`
 	// Bubblewrap is the absolute path of the program that makes the jail.
 	Bubblewrap string `json:"bubblewrap"`
 	// AppArmor is the absolute path of a profile that lets the launcher make user namespaces. An
@@ -210,10 +213,17 @@ func (s *Spec) check() error {
 	if len(s.Command) > 0 {
 		program = s.Command[0]
 	}
-	for _, field := range [][2]string{{"bubblewrap", s.Bubblewrap}, {"seccomp", s.Seccomp}, {"command[0]", program}} {
+	paths := [][2]string{{"bubblewrap", s.Bubblewrap}, {"seccomp", s.Seccomp}, {"command[0]", program}}
+	if runtime.GOOS == "darwin" {
+		paths = [][2]string{{"seatbelt", s.Seatbelt}, {"command[0]", program}}
+	}
+	for _, field := range paths {
 		if !filepath.IsAbs(field[1]) {
 			return fmt.Errorf("%s is %q, want an absolute path", field[0], field[1])
 		}
+	}
+	if runtime.GOOS == "darwin" {
+		return nil
 	}
 	lists := [][]string{s.Flags, s.Seal, s.Reserved}
 	if o := s.Overlay; o != nil {

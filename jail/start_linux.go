@@ -12,9 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstExtra is the first descriptor after the standard ones.
-const firstExtra = 3
-
 // Start replaces this process by the sandbox, or waits for the sandbox and ends with its
 // status. It returns only if that fails.
 func (s *Spec) Start(request Request) error {

@@ -11,10 +11,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
-// Step is the argument that has the launcher, in the outer namespace, do what only a process there
-// can, and then become the sandbox's bubblewrap. A step in JSON and a command line follow it.
-const Step = "--step"
-
 // step is the launcher's part in the outer namespace. Its descriptors stay open across execve.
 type step struct {
 	// Mounts are detached mounts, and where to attach them.

@@ -14,7 +14,7 @@ let
     inherit lib;
     interpreters = lib.attrNames interpreters;
     presets = lib.attrNames (import ../nix/presets.nix { inherit pkgs interpreters; });
-    backends = lib.attrNames (import ../nix/backends { pkgs = { }; programs = { }; });
+    backends = lib.attrNames (import ../nix/backends { pkgs = { }; host = { }; programs = { }; });
   };
 
   isPlainSet = value: lib.isAttrs value && !(value ? outPath);

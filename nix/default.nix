@@ -4,8 +4,11 @@
 #   in sandboxes.mkServer { config = ./config.toml; }
 {
   pkgs,
+  # The package set of what is in sandboxes: on a Mac that of Linux, for the same processor. A builder
+  # with Linux makes it.
+  guest ? pkgs,
   # The Go programs { agent; builder; gateway; jail; jailDevices; network; nix; operator; runtime; seccomp; vm; vmGuest; vmImage; }, for those who have them built.
-  programs ? import ./lib/programs.nix { inherit pkgs; },
+  programs ? import ./lib/programs.nix { inherit pkgs guest; },
   # The commit that this is, for --version.
   revision ? null,
 }:
@@ -23,11 +26,12 @@ let
   values = {
     inherit
       lib
-      pkgs
       programs
       revision
       ;
-    inherit (pkgs.stdenv.hostPlatform) system;
+    pkgs = guest;
+    host = pkgs;
+    inherit (guest.stdenv.hostPlatform) system;
 
     backends = call ./backends;
     configuration = call ./lib/configuration.nix;

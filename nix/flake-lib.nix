@@ -2,13 +2,18 @@
 #
 #   nix-sandbox-mcp.lib.mkSandbox { inherit pkgs; name = "perl"; … }
 #
-# Without pkgs, mkSandbox takes the flake's own nixpkgs for the system of its first package.
+# On a Mac, guest is the package set of Linux. Without pkgs, mkSandbox takes the flake's own nixpkgs for the system of its first package.
 { nixpkgs }:
 let
   withPkgs =
     name: use: args:
     if builtins.isAttrs args && args ? pkgs then
-      use (import ./. { inherit (args) pkgs; }) (removeAttrs args [ "pkgs" ])
+      use (import ./. (
+        builtins.intersectAttrs {
+          pkgs = null;
+          guest = null;
+        } args
+      )) (removeAttrs args [ "guest" "pkgs" ])
     else
       throw "${name} lacks pkgs: use ${name} { inherit pkgs; … }";
   ofPackage =

@@ -30,8 +30,12 @@
 #
 # addition [ { name; paths; program; } ], optional
 #                   a program, bin/grow, that adds packages to a sandbox that runs, and metadata.json
-{ pkgs, programs }:
 {
-  jail = { inherit (import ./jail.nix { inherit pkgs programs; }) addition make problems; };
-  vm = import ./vm.nix { inherit pkgs programs; };
+  pkgs,
+  host,
+  programs,
+}:
+{
+  jail = { inherit (import ./jail.nix { inherit pkgs host programs; }) addition make problems; };
+  vm = import ./vm.nix { inherit pkgs host programs; };
 }

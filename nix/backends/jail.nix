@@ -4,7 +4,7 @@
 # nix-sandbox-jail: the launcher adds the project's folder, if there is one, and
 # becomes bubblewrap with these flags. By its name it knows bin/check, with which
 # it checks the machine and starts nothing.
-{ pkgs, programs }:
+{ pkgs, host, programs }:
 let
   inherit (pkgs) lib;
   inherit (pkgs.stdenv) hostPlatform;
@@ -675,6 +675,6 @@ in
 
   problems =
     location: _:
-    lib.optional (!hostPlatform.isLinux)
-      "${location} a jail needs the namespaces of Linux, which ${hostPlatform.system} does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
+    lib.optional (!host.stdenv.hostPlatform.isLinux)
+      "${location} backend is \"jail\", which needs the namespaces of Linux, and ${host.stdenv.hostPlatform.system} does not have them: set backend = \"vm\"";
 }

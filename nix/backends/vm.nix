@@ -4,17 +4,51 @@
 # bin/run is a description, whose interpreter is nix-sandbox-vm: it starts QEMU, in a
 # jail too, with KVM if that works and otherwise emulated, and has the machine's
 # first process start the program of the same name that is in the machine's image.
-{ pkgs, programs }:
+#
+# QEMU and the launcher are of the host's package set, which may be that of macOS, and
+# what is in the machine of the other one.
+{ pkgs, host, programs }:
 let
   inherit (pkgs) lib;
   inherit (pkgs.stdenv) hostPlatform;
+  isOnMac = host.stdenv.hostPlatform.isDarwin or false;
 
-  jail = import ./jail.nix { inherit pkgs programs; };
+  jail = import ./jail.nix { inherit pkgs host programs; };
+  seatbelt = import ./seatbelt.nix { pkgs = host; };
   certificates = import ../lib/certificates.nix { inherit pkgs; };
   closureTree = import ../lib/closureTree.nix { inherit pkgs; };
   user = import ../lib/user.nix;
 
-  qemu = pkgs.qemu_kvm;
+  # What QEMU calls the machine, by the processor. microvm has no firmware and few devices.
+  boards = {
+    x86_64 = {
+      board = "microvm";
+      kernel = "bzImage";
+      console = "ttyS0";
+      # Every feature of QEMU except those that have a kernel choose code which is faster on
+      # real processors and slower in QEMU: it executes the fast string instructions a
+      # byte at a time, and a fifth level of page tables lengthens each page walk. Without
+      # them a copy takes a fifth less processor time until it is ready.
+      cpu = "max,-la57,-erms,-fsrm,-fsrs,-fsrc,-fzrm";
+      append = [
+        "reboot=t"
+        # The host's kernel has its own against the machine.
+        "mitigations=off"
+      ];
+    };
+    aarch64 = {
+      board = "virt";
+      kernel = "Image";
+      console = "ttyAMA0";
+      # Signed pointers are slow in QEMU by the algorithm that processors use.
+      cpu = "max,pauth-impdef=on";
+      append = [ "mitigations=off" ];
+    };
+  };
+  cpu = hostPlatform.parsed.cpu.name;
+  inherit (boards.${cpu}) board console;
+
+  qemu = if isOnMac then host.qemu else host.qemu_kvm;
   kernel = pkgs.linuxPackages.kernel;
   build = lib.getExe programs.vmImage;
 
@@ -24,9 +58,33 @@ let
     name = "machine";
     roots = [
       qemu
-      pkgs.erofs-utils
+      host.erofs-utils
     ];
   };
+
+  # Describes the jail of a program of the host: of bubblewrap, or of macOS. It sees the
+  # files in `binds`, and a path of these is what `see` gives.
+  confine =
+    { binds, command }:
+    if isOnMac then
+      {
+        schema = 1;
+        seatbelt = "${seatbelt {
+          program = lib.head command;
+          roots = [
+            qemu
+            host.erofs-utils
+          ];
+          files = map (bind: bind.from) binds;
+        }}";
+        inherit command;
+      }
+    else
+      jail.describeProgram {
+        flags = isolated;
+        inherit binds no_overlay command;
+      };
+  see = path: file: if isOnMac then "${file}" else path;
 
   # Bounds of a project: each machine has an image of it on disk.
   project_files = 100000;
@@ -51,17 +109,15 @@ let
   ];
   no_overlay = "it is a virtual machine";
 
-  mkfs = jail.describeProgram {
-    flags = isolated;
+  mkfs = confine {
     binds = [ ];
-    inherit no_overlay;
     command = [
-      (lib.getExe' pkgs.erofs-utils "mkfs.erofs")
+      (lib.getExe' host.erofs-utils "mkfs.erofs")
       "--quiet"
       # The archive has no extended attributes.
       "-x-1"
       "--tar=f"
-      "/proc/self/fd/3"
+      (if isOnMac then "/dev/fd/3" else "/proc/self/fd/3")
     ];
   };
 
@@ -140,16 +196,15 @@ let
 
       # The jail of QEMU. nix-sandbox-vm adds the arguments that the accelerator decides,
       # and opens the descriptors that are named here.
-      confined = jail.describeProgram {
-        flags = isolated;
+      image = "${kernel}/${boards.${cpu}.kernel}";
+      confined = confine {
         binds = [
-          (show "${kernel}/bzImage" "/kernel")
+          (show image "/kernel")
           (show initrd "/initrd")
           (show store "/store")
         ];
-        inherit no_overlay;
         command = [
-          (lib.getExe' qemu "qemu-system-x86_64")
+          (lib.getExe' qemu "qemu-system-${cpu}")
           "-name"
           "sandbox"
           # QEMU would find its own program, and its firmware beside it, by /proc.
@@ -160,14 +215,18 @@ let
           "-display"
           "none"
           "-no-reboot"
+        ]
+        ++ lib.optionals (!isOnMac) [
           "-sandbox"
           "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+        ]
+        ++ [
           "-m"
           (toString (memory_mb + own_mb))
           "-smp"
           (toString cpus)
           "-drive"
-          "id=store,if=none,format=raw,readonly=on,file.locking=off,file=/store"
+          "id=store,if=none,format=raw,readonly=on,file.locking=off,file=${see "/store" store}"
           "-device"
           "virtio-blk-device,drive=store,serial=store"
           "-device"
@@ -212,16 +271,15 @@ let
           schema = 1;
           memory_mb = memory_mb + own_mb;
           # What a machine begins with, and one that was saved does without.
-          kernel = "/kernel";
-          initrd = "/initrd";
-          append = lib.concatStringsSep " " [
-            "console=ttyS0"
+          kernel = see "/kernel" image;
+          initrd = see "/initrd" initrd;
+          inherit board;
+          inherit (boards.${cpu}) cpu;
+          append = lib.concatStringsSep " " ([
+            "console=${console}"
             "quiet"
             "loglevel=1"
-            "reboot=t"
             "panic=-1"
-            # The host's kernel has its own against the machine.
-            "mitigations=off"
             "random.trust_cpu=on"
             # 350 ms of tests of unused algorithms, if it is emulated.
             "cryptomgr.notests=1"
@@ -232,10 +290,10 @@ let
             # A variable of the first process: if the processor is slow, the Go runtime
             # would interrupt it with signals.
             "GODEBUG=asyncpreemptoff=1"
-          ];
+          ] ++ boards.${cpu}.append);
           jail =
             confined
-            // {
+            // lib.optionalAttrs (!isOnMac) {
               apparmor = jail.profileOf (lib.getExe programs.vm);
             }
             // lib.optionalAttrs isNetworked {
@@ -302,12 +360,14 @@ in
 
   problems =
     location: given:
-    lib.optional (!(hostPlatform.isLinux && hostPlatform.isx86_64))
-      "${location} backend is \"vm\", whose virtual machines are those of x86_64-linux, and this is ${hostPlatform.system}: set backend = \"jail\""
-    ++ lib.optional (hostPlatform.isx86_64 && !(lib.versionAtLeast (qemu.version or "0") qemuWants))
+    lib.optional (!(hostPlatform.isLinux && boards ? ${cpu}))
+      "${location} backend is \"vm\", whose virtual machines are those of x86_64-linux and aarch64-linux, and this is ${hostPlatform.system}: set backend = \"jail\""
+    ++ lib.optional (boards ? ${cpu} && !(lib.versionAtLeast (qemu.version or "0") qemuWants))
       "${location} backend is \"vm\", which takes QEMU ${qemuWants}, and this package set has ${qemu.version or "none"}: use a newer nixpkgs, or set backend = \"jail\""
     ++ lib.optional (certificates.endsTLS given.network)
       "${location} network has credentials or rules, for which the proxy ends TLS, and the network of a virtual machine has neither yet: leave them out, or set backend = \"jail\""
+    ++ lib.optional (isOnMac && given.network != "none")
+      "${location} network is set, and the network of a virtual machine takes the namespaces of Linux, which ${host.stdenv.hostPlatform.system} does not have: leave it out"
     ++ lib.optional (given.devices != [ ])
       "${location} devices is set, and a virtual machine has no device of the host: set backend = \"jail\", or leave it out"
     ++ lib.optional (given.cpus != null && builtins.floor given.cpus != builtins.ceil given.cpus)

@@ -21,6 +21,7 @@
 # and in `add` by the words themselves, as is @SCOPE@, "user" or "project". "@ENV@" is replaced by
 # a table of variables, and in `add` by --env NAME=VALUE for each of them. The server is called
 # "sandbox" in a table of servers: operator/clients/clientfile relies on that.
+{ isDarwin }:
 let
   # Of @HOOK@, which fails closed: these clients run the command unless the status is 2.
   hook = matcher: [
@@ -39,6 +40,8 @@ let
   token = "NIX_SANDBOX_TOKEN";
 
   config = "\${XDG_CONFIG_HOME:-~/.config}";
+  # Where programs with windows have their files.
+  applications = if isDarwin then "~/Library/Application Support" else config;
 
   serve = [
     "@COMMAND@"
@@ -168,11 +171,11 @@ in
     };
   };
   claude-desktop = json {
-    user = "${config}/Claude/claude_desktop_config.json";
+    user = "${applications}/Claude/claude_desktop_config.json";
     note = "Settings, Developer, Edit Config";
   };
   cline = json {
-    user = "${config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json";
+    user = "${applications}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json";
     note = "MCP Servers, Configure MCP Servers";
     connect.type = "streamableHttp";
     bearer = "TOKEN";
@@ -371,7 +374,7 @@ in
     bearer = "{env:${token}}";
   };
   vscode = json {
-    user = "${config}/Code/User/mcp.json";
+    user = "${applications}/Code/User/mcp.json";
     project = ".vscode/mcp.json";
     note = "MCP: Open User Configuration";
     key = "servers";

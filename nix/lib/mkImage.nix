@@ -7,6 +7,7 @@
 # server builds nothing when it starts, because a container has no Nix.
 {
   pkgs,
+  host,
   programs,
   revision,
   server,
@@ -15,7 +16,7 @@
 let
   inherit (pkgs) lib;
 
-  withoutNix = import ./withoutNix.nix { inherit server validate; } {
+  withoutNix = import ./withoutNix.nix { inherit host server validate; } {
     name = "mkImage";
     place = "an image";
     own = [

@@ -7,6 +7,7 @@
 # Files with the same content are stored once: each sandbox has a tree of its own.
 {
   pkgs,
+  host,
   programs,
   server,
   validate,
@@ -14,7 +15,7 @@
 let
   inherit (pkgs) lib;
 
-  withoutNix = import ./withoutNix.nix { inherit server validate; } {
+  withoutNix = import ./withoutNix.nix { inherit host server validate; } {
     name = "mkPortable";
     place = "the machine";
     own = [ ];

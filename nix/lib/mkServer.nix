@@ -4,6 +4,8 @@
 # environments when the server starts (nix/wrapper).
 {
   pkgs,
+  # The package set of the server itself, on a Mac that of macOS.
+  host,
   programs,
   revision,
   options,
@@ -163,13 +165,25 @@ let
 
   # With a config and overlays given, nixpkgs reads neither from the home of who
   # starts the server.
-  start = pkgs.writeText "start.nix" ''
+  start = host.writeText "start.nix" ''
     { config ? null, base ? "/", extends ? null, variables ? null, request ? null, seed ? null }@args:
+    let
+      packages =
+        system:
+        import ${packages} {
+          inherit system;
+          config = builtins.fromJSON ${lib.strings.escapeNixString (toJSON packagesConfig)};
+          overlays = [ ];
+        };
+      pkgs = packages "${host.stdenv.hostPlatform.system}";
+    in
     (import ${source}/nix {
-      pkgs = import ${packages} {
-        system = "${pkgs.stdenv.hostPlatform.system}";
-        config = builtins.fromJSON ${lib.strings.escapeNixString (toJSON packagesConfig)};
-        overlays = [ ];
+      inherit pkgs;
+      guest = ${
+        if pkgs.stdenv.hostPlatform.system == host.stdenv.hostPlatform.system then
+          "pkgs"
+        else
+          "packages \"${pkgs.stdenv.hostPlatform.system}\""
       };
     }).start args
   '';
@@ -181,11 +195,11 @@ let
     filter = path: _: lib.hasSuffix ".sh" path && baseNameOf path != "wrapper.sh";
   };
 
-  clients = pkgs.writeText "clients.json" (toJSON (import ./clients.nix));
+  clients = host.writeText "clients.json" (toJSON (import ./clients.nix { isDarwin = !host.stdenv.hostPlatform.isLinux; }));
 
   # A function that the wrapper gives to the evaluation of a project's flake,
   # which reads no other file: a shell -> the derivation of its variables.
-  variablesOf = pkgs.writeText "shell-variables.nix" ''
+  variablesOf = host.writeText "shell-variables.nix" ''
     shell:
     ((${builtins.readFile ./shellVariables.nix}) {
       inherit shell;
@@ -217,7 +231,7 @@ let
     in
     if !pkgs.stdenv.hostPlatform.isLinux then
       [
-        "mkServer: the server runs on Linux, and these packages are for ${pkgs.stdenv.hostPlatform.system}: build it for x86_64-linux or aarch64-linux, and run it there"
+        "mkServer: sandboxes run on Linux, and these packages are for ${pkgs.stdenv.hostPlatform.system}: use the package set of Linux as guest beside it, as the flake does for aarch64-darwin"
       ]
     else if !(isAttrs args) then
       [ "mkServer is given ${validate.show args}: use mkServer { config = ./config.toml; }" ]
@@ -256,23 +270,23 @@ let
       # The programs with the toolbox in them, or without.
       outside = if plan.tools == null then programs else programs.toolbox;
       server =
-        pkgs.runCommandLocal "nix-sandbox-mcp-${programs.version}"
+        host.runCommandLocal "nix-sandbox-mcp-${programs.version}"
           {
             # Texts of any length, as variables of the shell.
             __structuredAttrs = true;
             metadata = toJSON metadata;
             wrapper = fill ../wrapper/wrapper.sh {
-              shell = pkgs.runtimeShell;
+              shell = host.runtimeShell;
               flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," plan.start.flakeRefs);
               onDemand = if plan.onDemand == [ ] then "0" else "1";
               useFlake = if project.use_flake then "1" else "0";
               project = lib.escapeShellArg (lib.optionalString (project.path != null) project.path);
-              tools = "${pkgs.coreutils}/bin";
+              tools = "${host.coreutils}/bin";
               start = lib.optionalString plan.start.buildAtStart "${start}";
               ofUser = lib.optionalString ofUser "1";
               scripts = "${scripts}";
               builder = lib.optionalString plan.start.buildAtStart (lib.getExe programs.builder);
-              bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
+              bubblewrap = lib.optionalString host.stdenv.hostPlatform.isLinux (lib.getExe' host.bubblewrap "bwrap");
               variablesOf = "${variablesOf}";
               packageOf = "${../wrapper/packageOf.nix}";
               nixpkgs = lib.optionalString plan.start.buildAtStart packages;
@@ -286,7 +300,7 @@ let
               description = "MCP server that runs code in sandboxes";
               license = lib.licenses.mit;
               mainProgram = "nix-sandbox-mcp";
-              platforms = lib.platforms.linux;
+              platforms = lib.platforms.linux ++ lib.platforms.darwin;
             };
           }
           ''
@@ -327,7 +341,25 @@ in
     });
 
   default = build {
-    plan = read { config = ../../config.example.toml; };
+    plan = read {
+      config =
+        if host.stdenv.hostPlatform.isLinux then
+          ../../config.example.toml
+        else
+          let
+            example = builtins.fromTOML (builtins.readFile ../../config.example.toml);
+          in
+          example
+          // {
+            defaults = example.defaults // {
+              backend = "vm";
+            };
+            # Machines share no files.
+            session = example.session // {
+              shared_files = false;
+            };
+          };
+    };
     ofUser = true;
   };
 }

@@ -8,8 +8,11 @@
 # anew, and a change to a test or a document builds neither half. Two and not
 # four, because most of the time goes into the standard library. The escape test
 # is compiled apart, on request: no server depends on it. All use one
-# vendor tree.
-{ pkgs }:
+# vendor tree. What is in sandboxes is for the package set `guest`, on a Mac that of Linux.
+{
+  pkgs,
+  guest ? pkgs,
+}:
 let
   inherit (pkgs) lib;
 
@@ -38,10 +41,11 @@ let
   # Go itself would refuse go.mod only in the middle of a build.
   wantsGo = lib.head (builtins.match ".*\ngo ([0-9.]+)\n.*" (builtins.readFile (root + "/go.mod")));
   buildGoModule =
+    set:
     assert
-      lib.versionAtLeast pkgs.go.version wantsGo
-      || throw "nix-sandbox-mcp takes Go ${wantsGo}, and this package set has ${pkgs.go.version}: use a nixpkgs with Go ${wantsGo} or later as pkgs";
-    pkgs.buildGoModule;
+      lib.versionAtLeast set.go.version wantsGo
+      || throw "nix-sandbox-mcp takes Go ${wantsGo}, and this package set has ${set.go.version}: use a nixpkgs with Go ${wantsGo} or later as pkgs";
+    set.buildGoModule;
 
   isModuleFile = path: path == "go.mod" || path == "go.sum";
 
@@ -51,7 +55,7 @@ let
   # derivation: its path follows from vendorHash alone, whatever else changes in
   # here.
   vendor =
-    (buildGoModule {
+    (buildGoModule pkgs {
       pname = name;
       inherit version;
       vendorHash = import ./vendorHash.nix;
@@ -76,6 +80,8 @@ let
       # The folders that it is compiled from.
       folders,
       packages,
+      # The package set that it is for.
+      set ? pkgs,
     }:
     let
       # The way down to the folders, and what is in them.
@@ -88,11 +94,11 @@ let
           isModuleFile path || (within folders path && !(lib.hasSuffix "_test.go" path))
       );
     in
-    buildGoModule {
+    buildGoModule set {
       inherit pname version;
       # The vendor tree lies in the source, so buildGoModule has none to make.
       vendorHash = null;
-      src = pkgs.runCommandLocal "${pname}-source" { } ''
+      src = set.runCommandLocal "${pname}-source" { } ''
         cp -r ${own} $out
         chmod u+w $out
         cp -r ${vendor} $out/vendor
@@ -107,6 +113,9 @@ let
       ];
       # ./check runs the tests, with the race detector and outside of this.
       doCheck = false;
+    }
+    // {
+      inherit set;
     };
 
   # The folders of the programs that sandboxes are made of.
@@ -129,6 +138,7 @@ let
 
   inside = compile {
     pname = "nix-sandbox-mcp-inside";
+    set = guest;
     folders = sandboxFolders.inside;
     packages = [
       "agent/cmd/nix-sandbox-agent"
@@ -167,6 +177,7 @@ let
 
   insideToolbox = compile {
     pname = "nix-sandbox-mcp-inside-toolbox";
+    set = guest;
     folders = [ "parts/toolbox/cmd" ];
     packages = [ "parts/toolbox/cmd/tool" ];
   };
@@ -174,20 +185,25 @@ let
   # Apart, because only sandboxes with a network have it.
   network = compile {
     pname = "nix-sandbox-mcp-network";
+    set = guest;
     folders = sandboxFolders.network;
     packages = [ "network/cmd/nix-sandbox-net" ];
   };
 
   # Apart, because only sandboxes in virtual machines have it.
-  machine = compile {
-    pname = "nix-sandbox-mcp-machine";
-    folders = sandboxFolders.machine;
-    packages = [
-      "vm/cmd/nix-sandbox-vm"
-      "vm/cmd/nix-sandbox-vm-guest"
-      "vm/cmd/nix-sandbox-vm-image"
-    ];
-  };
+  machine =
+    set:
+    compile {
+      pname = "nix-sandbox-mcp-machine";
+      inherit set;
+      folders = sandboxFolders.machine;
+      packages = [
+        "vm/cmd/nix-sandbox-vm"
+        "vm/cmd/nix-sandbox-vm-image"
+      ]
+      # A machine's first process.
+      ++ lib.optional set.stdenv.hostPlatform.isLinux "vm/cmd/nix-sandbox-vm-guest";
+    };
 
   attacks = compile {
     pname = "nix-sandbox-mcp-attacks";
@@ -206,13 +222,13 @@ let
   # names in each program (tzdata, iana-etc and mailcap).
   program =
     compiled: name: description:
-    pkgs.runCommandLocal "${name}-${version}"
+    compiled.set.runCommandLocal "${name}-${version}"
       {
         meta = {
           inherit description;
           license = lib.licenses.mit;
           mainProgram = name;
-          platforms = lib.platforms.linux;
+          platforms = lib.platforms.linux ++ lib.platforms.darwin;
         };
       }
       ''
@@ -247,9 +263,9 @@ outsidePrograms ""
   network = program network "nix-sandbox-net" "Connects one sandbox to the hosts that its policy names";
   seccomp = program inside "nix-sandbox-seccomp" "Writes the system call filter of a jail";
   demo = program outside "demo" "Talks to a built server as an MCP client does";
-  vm = program machine "nix-sandbox-vm" "Starts one sandbox that is a virtual machine";
-  vmGuest = program machine "nix-sandbox-vm-guest" "Starts a sandbox inside its virtual machine";
+  vm = program (machine pkgs) "nix-sandbox-vm" "Starts one sandbox that is a virtual machine";
+  vmGuest = program (machine guest) "nix-sandbox-vm-guest" "Starts a sandbox inside its virtual machine";
   builder = program outside "nix-sandbox-builder" "Builds with Nix what a server needs while it serves";
-  vmImage = program machine "nix-sandbox-vm-image" "Makes the images of a virtual machine";
+  vmImage = program (machine guest) "nix-sandbox-vm-image" "Makes the images of a virtual machine";
   escapeTest = program attacks "nix-sandbox-escape-test" "Tries to get out of built sandboxes";
 }

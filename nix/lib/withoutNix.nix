@@ -1,6 +1,6 @@
 # What is wrong with the arguments of a server for a place that has no Nix, in which
 # nothing can be built: of `name`, for `place`.
-{ server, validate }:
+{ host, server, validate }:
 {
   name,
   place,
@@ -18,7 +18,11 @@ in
     let
       ofServer = server.problems (forServer args);
     in
-    if !(builtins.isAttrs args) then
+    if !host.stdenv.hostPlatform.isLinux then
+      [
+        "${name}: it holds the server of Linux, and these packages are for ${host.stdenv.hostPlatform.system}: use the package set of Linux as pkgs"
+      ]
+    else if !(builtins.isAttrs args) then
       [ "${name} is given ${validate.show args}: use ${name} { config = ./config.toml; }" ]
     else if ofServer != [ ] then
       ofServer

@@ -236,7 +236,7 @@ evaluate_project() {
     problem="PROJECT_USE_FLAKE: $1 has no flake.nix in it or above it: add one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
     return 1
   }
-  prepare_home
+  prepare_home || { problem="$place: $problem"; return 1; }
   show_machine
   show_project "$folder" || { problem="$place: $problem"; return 1; }
   show_settings "$home"
@@ -245,6 +245,8 @@ evaluate_project() {
 
 # prepare_home: makes $home, and sets $nix and $git to these programs.
 prepare_home() {
+  # Fails with a sentence in $problem.
+  [ -n "$bubblewrap" ] || { problem="a flake is evaluated in a jail, which macOS does not have: leave it out"; return 1; }
   mkdir -p -- "$home/tmp" "$home/.config/nix"
   nix=$(readlink -e -- "$(type -P nix)") git=$(type -P git) && git=$(readlink -e -- "$git")
 }
@@ -254,7 +256,7 @@ prepare_home() {
 # in $problem.
 evaluate_flake() {
   local nix git home=$2 flags=() reference=path:/source attribute=${4:-default} candidates lock lacks out said apply
-  prepare_home
+  prepare_home || return 1
   show_machine
   flags+=(--ro-bind "$1" /source)
   show "$nixpkgs"

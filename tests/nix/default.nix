@@ -74,8 +74,8 @@ import ./validate.nix arguments
 // import ./onDemand.nix arguments
 // import ./jail.nix arguments
 // import ./flakeChecks.nix arguments
-# Only x86_64 has virtual machines.
-// lib.optionalAttrs pkgs.stdenv.hostPlatform.isx86_64 (import ./vm.nix arguments)
+// import ./vm.nix arguments
+// import ./macos.nix arguments
 // lib.optionalAttrs (!other) {
   testTestsPassOnAnotherSystem = {
     expr = failing (

@@ -589,15 +589,19 @@ let
         name = "data";
         interpreter_type = "bash";
       };
-      sentence = "mkSandbox data: a jail needs the namespaces of Linux, which aarch64-darwin does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
+      sentence = "mkSandbox data: backend is \"jail\", which needs the namespaces of Linux, and aarch64-darwin does not have them: set backend = \"vm\"";
     };
     "a configuration on macOS" = {
       read = onMacOS.problems.fromToml { environments.python.preset = "python"; };
-      sentence = "config: [environments.python] a jail needs the namespaces of Linux, which aarch64-darwin does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
+      sentence = "config: [environments.python] backend is \"jail\", which needs the namespaces of Linux, and aarch64-darwin does not have them: set backend = \"vm\"";
     };
     "a server on macOS" = {
       read = onMacOS.problems.mkServer { config = ./config.toml; };
-      sentence = "mkServer: the server runs on Linux, and these packages are for aarch64-darwin: build it for x86_64-linux or aarch64-linux, and run it there";
+      sentence = "mkServer: sandboxes run on Linux, and these packages are for aarch64-darwin: use the package set of Linux as guest beside it, as the flake does for aarch64-darwin";
+    };
+    "an archive of macOS" = {
+      read = onMacOS.problems.mkPortable { config = ./config.toml; };
+      sentence = "mkPortable: it holds the server of Linux, and these packages are for aarch64-darwin: use the package set of Linux as pkgs";
     };
     "a project without a shell" = {
       read = problems.fromProject { project.packages = { }; };

@@ -1,11 +1,3 @@
-// Package carrier carries the connections of a sandbox in a virtual machine to the network of named hosts outside.
-//
-// In the machine, the first process has the listening sockets of the sandbox's network namespace. Outside, a program in
-// a network namespace of the same kind makes each connection once more, at the address that the sandbox meant: the
-// proxy has the sockets there. Between them, connections are streams over one port of the machine.
-//
-// Outside, every byte is hostile: an address can only lead to the proxy, because it has all sockets of the namespace,
-// and streams are bounded in number and in bytes.
 package carrier
 
 import (
@@ -27,22 +19,6 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/handover"
 )
-
-const (
-	// maxStreams bounds the connections at a time. The proxy has a bound of its own.
-	maxStreams = 256
-	// maxWaiting bounds the connections that wait to be accepted outside. Each stream has a window of 256 KiB.
-	maxWaiting = 64
-	// maxQuery bounds a look-up and its answer, in bytes, and queryTimeout its time.
-	maxQuery     = 4 << 10
-	queryTimeout = 10 * time.Second
-)
-
-// Each side begins with the greeting and a number of the inside. A machine that goes on from a saved state
-// has pieces of an earlier conversation in its port, which end there.
-var greeting = []byte("nix-sandbox-mcp carrier 1\n")
-
-const numberBytes = 16
 
 // Inside is the side of the machine. Its methods may be called at the same time.
 type Inside struct {
@@ -128,15 +104,6 @@ type conn struct {
 }
 
 func (c conn) Write(p []byte) (int, error) { return c.out.Write(p) }
-
-func settings() *yamux.Config {
-	s := yamux.DefaultConfig()
-	s.EnableKeepAlive = false // a machine may stand still
-	s.AcceptBacklog = maxWaiting
-	s.ConnectionWriteTimeout = time.Minute
-	s.LogOutput = io.Discard
-	return s
-}
 
 // Accept takes sockets of the sandbox's network until next returns io.EOF, and carries their connections.
 func (i *Inside) Accept(next func() (handover.Socket, *os.File, error)) error {
@@ -267,24 +234,4 @@ func (i *Inside) lookUp(to netip.AddrPort, query []byte) ([]byte, error) {
 	answer := make([]byte, min(int(binary.BigEndian.Uint16(size[:])), maxQuery))
 	_, err = io.ReadFull(stream, answer)
 	return answer, err
-}
-
-// join carries both directions of a connection until both have ended.
-func join(one *net.TCPConn, stream *yamux.Stream) {
-	defer one.Close()
-	var both sync.WaitGroup
-	both.Go(func() {
-		_, _ = io.Copy(stream, one)
-		stream.Close() // this direction
-	})
-	both.Go(func() {
-		_, err := io.Copy(one, stream)
-		if err != nil {
-			_ = one.SetLinger(0)
-			one.Close()
-			return
-		}
-		_ = one.CloseWrite()
-	})
-	both.Wait()
 }

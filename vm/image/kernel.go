@@ -21,7 +21,7 @@ type Kernel struct {
 	builtin map[string]bool
 }
 
-// OpenKernel opens a folder with boot/vmlinuz-* or bzImage, and lib/modules/*. The
+// OpenKernel opens a folder with boot/vmlinuz-*, bzImage or Image, and lib/modules/*. The
 // modules may be in another folder; an empty one is the same.
 func OpenKernel(folder, modules string) (*Kernel, error) {
 	if modules == "" {
@@ -36,7 +36,7 @@ func OpenKernel(folder, modules string) (*Kernel, error) {
 		}
 		return "", fmt.Errorf("%s holds no single %s: give a folder with one unpacked kernel", folder, patterns[0])
 	}
-	image, err := one(folder, "boot/vmlinuz-*", "bzImage")
+	image, err := one(folder, "boot/vmlinuz-*", "bzImage", "Image")
 	if err != nil {
 		return nil, err
 	}

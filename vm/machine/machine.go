@@ -18,6 +18,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
@@ -52,7 +53,7 @@ type Machine struct {
 
 	// network is the port for connections, or nil.
 	network *net.UnixConn
-	process *os.Process
+	process *jail.Confined
 	// memory is the file that the machine's memory began as, or nil if it cannot be captured.
 	memory  *os.File
 	size    int64             // of the memory, in bytes
@@ -66,15 +67,15 @@ type Machine struct {
 	readers sync.WaitGroup
 }
 
-// Expect returns the probable accelerator: emulation, unless KVM is known to work.
+// Expect returns the probable accelerator: emulation, unless the hardware is known to work.
 func Expect(memory Memory) Accelerator {
 	if known, found := memory.Recall(); found && known.Works {
-		return KVM
+		return Hardware
 	}
 	return Emulated
 }
 
-// Start starts a machine and returns when its first process answers. It tries KVM if that may work,
+// Start starts a machine and returns when its first process answers. It tries the hardware if that may work,
 // and remembers the result. [Machine.Capture] can capture the machine if capturable is set.
 //
 // The machine ends with the calling thread, which must therefore end only with the process.
@@ -89,7 +90,7 @@ func (s *Spec) Start(memory Memory, capturable bool) (*Machine, error) {
 		from.Memory = empty
 	}
 	if known, found := memory.Recall(); !found || known.Works {
-		m, problem, err := s.tryKVM(from)
+		m, problem, err := s.tryHardware(from)
 		if err != nil || m != nil {
 			if err == nil && !found {
 				_ = memory.Remember(Known{Works: true}) // it only costs the next start a try
@@ -97,7 +98,7 @@ func (s *Spec) Start(memory Memory, capturable bool) (*Machine, error) {
 			return m, err
 		}
 		m, err = s.start(Emulated, nil, from)
-		if err == nil { // what was wrong was KVM
+		if err == nil { // what was wrong was the hardware
 			_ = memory.Remember(Known{Problem: problem})
 		}
 		return m, err
@@ -123,32 +124,28 @@ type Origin struct {
 // Begin starts a machine from an origin, with an accelerator that is known to work.
 func (s *Spec) Begin(accelerator Accelerator, from Origin) (*Machine, error) {
 	var device *os.File
-	if accelerator == KVM {
+	if accelerator == Hardware {
 		var err error
-		if device, err = os.OpenFile(kvmDevice, os.O_RDWR, 0); err != nil {
+		if device, err = openHardware(); err != nil {
 			return nil, err
 		}
-		defer device.Close()
+		defer device.Close() // on nil too, which only returns an error
 	}
 	return s.start(accelerator, device, from)
 }
 
-// tryKVM starts a machine with KVM. If KVM is the problem, it returns the problem and neither a
+// tryHardware starts a machine on the hardware. If that is the problem, it returns the problem and neither a
 // machine nor an error.
-func (s *Spec) tryKVM(from Origin) (m *Machine, problem string, err error) {
-	device, err := os.OpenFile(kvmDevice, os.O_RDWR, 0)
+func (s *Spec) tryHardware(from Origin) (m *Machine, problem string, err error) {
+	device, err := openHardware()
 	if err != nil {
-		var path *os.PathError
-		if errors.As(err, &path) {
-			err = path.Err
-		}
-		return nil, fmt.Sprintf("%s cannot be opened: %v", kvmDevice, err), nil
+		return nil, err.Error(), nil
 	}
 	defer device.Close()
-	m, err = s.start(KVM, device, from)
+	m, err = s.start(Hardware, device, from)
 	var failed *failedError
 	if errors.As(err, &failed) {
-		return nil, "a machine with KVM does not come up: " + failed.reason, nil
+		return nil, "a machine with " + hardwareName + " does not come up: " + failed.reason, nil
 	}
 	return m, "", err
 }
@@ -165,14 +162,14 @@ func (e *failedError) Error() string {
 
 // memoryPath is the path of the machine's memory for QEMU, which could not reach the file's own
 // path.
-var memoryPath = "/proc/self/fd/" + strconv.Itoa(memoryFD)
+var memoryPath = host.Descriptors + strconv.Itoa(memoryFD)
 
 // arguments returns the arguments of QEMU that depend on the accelerator and the origin.
 func (s *Spec) arguments(accelerator Accelerator, from Origin) ([]string, error) {
-	board := []string{"-M", "microvm"}
+	board := []string{"-M", s.Board}
 	if from.Memory != nil {
-		board = []string{"-M", "microvm,memory-backend=memory", "-object", fmt.Sprintf("memory-backend-file,id=memory,size=%dM,mem-path=%s", s.MemoryMB, memoryPath)}
-		if from.Shared {
+		board = []string{"-M", s.Board + ",memory-backend=memory", "-object", fmt.Sprintf("memory-backend-file,id=memory,size=%dM,mem-path=%s", s.MemoryMB, memoryPath)}
+		if from.Shared || !privately {
 			board[3] += ",share=on"
 		} else {
 			board[3] += ",share=off,readonly=on,rom=off"
@@ -184,7 +181,7 @@ func (s *Spec) arguments(accelerator Accelerator, from Origin) ([]string, error)
 		// A saved machine has its kernel in its memory. QEMU would load another one for nothing: 15
 		// MB and 7 ms.
 		command := s.Append
-		if accelerator == Emulated {
+		if accelerator == Emulated && s.Board == "microvm" { // which has a clock of x86
 			rate, err := ClockRate()
 			if err != nil {
 				return nil, err
@@ -204,18 +201,11 @@ func (s *Spec) arguments(accelerator Accelerator, from Origin) ([]string, error)
 			"-drive", disk, "-device", "virtio-blk-device,drive=project,serial="+protocol.ProjectDisk,
 		)
 	}
-	if accelerator == KVM {
-		return append(board, "-cpu", "host", "-add-fd", "fd="+strconv.Itoa(kvmFD)+",set=1", "-accel", "kvm,device=/dev/fdset/1"), nil
+	if accelerator == Hardware {
+		return append(board, hardwareArguments()...), nil
 	}
-	return append(board, "-cpu", emulatedCPU, "-accel", "tcg,tb-size="+strconv.Itoa(translationsMB)), nil
+	return append(board, "-cpu", s.CPU, "-accel", "tcg,tb-size="+strconv.Itoa(translationsMB)), nil
 }
-
-// emulatedCPU is the processor of an emulated machine: every feature of QEMU except those that make
-// a kernel choose code which is faster on real processors and slower in QEMU. QEMU executes the
-// fast string instructions a byte at a time, while programs otherwise move 8 to 32 bytes, and a
-// fifth level of page tables lengthens each of its many page walks. Without these features a copy
-// takes a fifth less processor time until it is ready, and for its first call.
-const emulatedCPU = "max,-la57,-erms,-fsrm,-fsrs,-fsrc,-fzrm"
 
 // projectSet is the number of the set of descriptors that QEMU knows the project's image
 // by.
@@ -238,10 +228,10 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from Origin) (_ *
 		size:        s.bytes(),
 	}
 	if from.Memory != nil && !from.Shared {
-		// The caller closes its own.
-		if m.memory, err = duplicate(from.Memory); err != nil {
+		if m.memory, err = ownMemory(from.Memory); err != nil {
 			return nil, err
 		}
+		from.Memory = m.memory
 		defer func() {
 			if err != nil {
 				m.memory.Close()
@@ -514,9 +504,9 @@ func (m *Machine) Failure() error {
 
 // pair returns the two ends of a stream: one for this process and one for QEMU.
 func pair() (*net.UnixConn, *os.File, error) {
-	ends, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	ends, err := host.Pair(syscall.SOCK_STREAM)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a stream to the virtual machine: %w", err)
+		return nil, nil, err
 	}
 	here := os.NewFile(uintptr(ends[0]), "")
 	defer here.Close()

@@ -43,13 +43,14 @@ func TestMemory_ForgetsWithTheBoot(t *testing.T) {
 
 func TestParseSpec_NamesWhatIsWrong(t *testing.T) {
 	for text, want := range map[string]string{
-		`{}`:                                    "#!",
-		"#!x\n{}":                               "schema",
-		"#!x\n{\"schema\":1,\"memory_mb\":0}":   "memory_mb",
-		"#!x\n{\"schema\":1,\"memory\":1}":      "unknown field",
-		"#!x\n{\"schema\":1} {}":                "follows",
-		"#!x\n{\"schema\":1,\"memory_mb\":384}": "jail",
-		"#!x\n{\"schema\":1,\"memory_mb\":384,\"jail\":{\"schema\":1}}": "jail: bubblewrap",
+		`{}`:      "#!",
+		"#!x\n{}": "schema",
+		"#!x\n{\"schema\":1,\"board\":\"microvm\"}":                                                           "cpu",
+		"#!x\n{\"schema\":1,\"board\":\"microvm\",\"cpu\":\"max\",\"memory_mb\":0}":                           "memory_mb",
+		"#!x\n{\"schema\":1,\"memory\":1}":                                                                    "unknown field",
+		"#!x\n{\"schema\":1} {}":                                                                              "follows",
+		"#!x\n{\"schema\":1,\"board\":\"microvm\",\"cpu\":\"max\",\"memory_mb\":384}":                         "jail",
+		"#!x\n{\"schema\":1,\"board\":\"microvm\",\"cpu\":\"max\",\"memory_mb\":384,\"jail\":{\"schema\":1}}": "jail: bubblewrap",
 	} {
 		if _, err := parseSpec([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, want %q in it", text, err, want)

@@ -13,6 +13,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
 // Project is what machines show of the host, in one image: a project, an inbox, and folders that the description
@@ -81,10 +82,7 @@ func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, e
 	if p.now, err = p.folders.Measure(); err != nil {
 		return nil, p.refusal(err)
 	}
-	if p.disk, err = p.emptyDisk(cache); err != nil {
-		return nil, err
-	}
-	if p.reader, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", p.disk.Fd())); err != nil {
+	if err = p.makeDisk(cache); err != nil {
 		return nil, err
 	}
 	s.disk = p.reader
@@ -119,7 +117,7 @@ func openFolder(path string) (folder image.Folder, err error) {
 	if err := unix.Fstat(fd, &stat); err != nil {
 		return folder, err
 	}
-	if folder.Root, err = os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd)); err != nil {
+	if folder.Root, err = os.OpenRoot(host.OpenedFolder(fd, path)); err != nil {
 		return folder, err
 	}
 	folder.User = protocol.User
@@ -141,23 +139,26 @@ const nobody = 65534
 // and the unused part of each file's last block.
 const imageMB = 512
 
-// emptyDisk makes an unlinked file of the size that the disk has in all machines, because copies of
+// makeDisk makes an unlinked file of the size that the disk has in all machines, because copies of
 // one machine need the same disks.
-func (p *Project) emptyDisk(cache string) (*os.File, error) {
+func (p *Project) makeDisk(cache string) error {
 	if cache != "" {
 		_ = os.MkdirAll(cache, 0o700) // the error is that of the file
 	}
 	file, err := os.CreateTemp(cache, "nix-sandbox-project-")
 	if err != nil {
-		return nil, fmt.Errorf("make a file for the image of %s: %w", p.paths, err)
+		return fmt.Errorf("make a file for the image of %s: %w", p.paths, err)
 	}
+	// QEMU may only read it.
+	p.disk = file
+	p.reader, err = os.Open(file.Name())
 	// If root starts them, QEMU and mkfs.erofs run as another user.
-	err = errors.Join(os.Remove(file.Name()), file.Chmod(0o666), p.resize(file))
+	err = errors.Join(err, os.Remove(file.Name()), file.Chmod(0o666), p.resize(file))
 	if err != nil {
-		file.Close()
-		return nil, fmt.Errorf("make a file for the image of %s: %w", p.paths, err)
+		p.Close()
+		return fmt.Errorf("make a file for the image of %s: %w", p.paths, err)
 	}
-	return file, nil
+	return nil
 }
 
 func (p *Project) resize(disk *os.File) error {

@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostile"
 )
 
@@ -41,34 +39,12 @@ type reply struct {
 
 // newMonitor speaks with a QEMU that has not started yet.
 func newMonitor(connection *net.UnixConn) (*monitor, error) {
-	raw, err := connection.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	// QEMU's process id is not known otherwise: bubblewrap starts it.
-	controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
-	if err := errors.Join(controlErr, err); err != nil {
+	if err := identify(connection); err != nil {
 		return nil, err
 	}
 	q := &monitor{connection: connection, replies: make(chan reply, 1), stopped: make(chan struct{})}
 	go q.follow()
 	return q, nil
-}
-
-// Read reads from the connection, and takes note of who has written.
-func (q *monitor) Read(p []byte) (int, error) {
-	sender := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
-	n, rights, _, _, err := q.connection.ReadMsgUnix(p, sender)
-	if n == 0 && err == nil {
-		err = io.EOF
-	}
-	messages, _ := unix.ParseSocketControlMessage(sender[:rights])
-	for i := range messages {
-		if credentials, err := unix.ParseUnixCredentials(&messages[i]); err == nil {
-			q.pid.Store(int64(credentials.Pid))
-		}
-	}
-	return n, err
 }
 
 func (q *monitor) follow() {

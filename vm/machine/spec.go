@@ -32,6 +32,9 @@ type Spec struct {
 	Kernel string `json:"kernel"`
 	Initrd string `json:"initrd"`
 	Append string `json:"append"`
+	// Board is QEMU's name of the machine, and CPU of the processor if it is emulated.
+	Board string `json:"board"`
+	CPU   string `json:"cpu"`
 	// MemoryMB is the memory of the machine, in MiB: the code's limit and the needs of the kernel
 	// and the programs beside the code.
 	MemoryMB int `json:"memory_mb"`
@@ -96,6 +99,9 @@ func parseSpec(text []byte) (*Spec, error) {
 	}
 	if spec.Schema != Schema {
 		return nil, fmt.Errorf("its schema is %d, this program reads schema %d", spec.Schema, Schema)
+	}
+	if spec.Board == "" || spec.CPU == "" {
+		return nil, errors.New("it has no board or cpu")
 	}
 	if spec.MemoryMB < 64 {
 		return nil, fmt.Errorf("memory_mb is %d, want at least 64", spec.MemoryMB)

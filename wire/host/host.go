@@ -1,6 +1,6 @@
 // Package host covers the differences between Linux and macOS, for the programs outside of sandboxes.
 //
-// With the build tag portable, programs for Linux use only system calls of both, so that tests here run most of the
+// With the build tag posix, programs for Linux use only system calls of both, so that tests here run most of the
 // code that a Mac runs.
 package host
 

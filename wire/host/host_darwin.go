@@ -21,6 +21,12 @@ const (
 	ReceiveClosed = 0
 )
 
+// Descriptors is the folder with this process's descriptors, as files. To open one is to duplicate it.
+const Descriptors = "/dev/fd/"
+
+// OpenedFolder returns a name of a folder that was opened by a path.
+func OpenedFolder(fd int, path string) string { return path }
+
 func pair(kind int) (ends [2]int, err error) {
 	// So that no program is started between the two calls.
 	syscall.ForkLock.RLock()
@@ -125,3 +131,18 @@ func StartInGroup(*syscall.SysProcAttr, int) {}
 
 // Unread is 0: the end that writes cannot find out.
 func Unread(*os.File) int { return 0 }
+
+// Clone returns an unnamed copy of a file in a folder of the same file system that shares its blocks, or nil if the
+// file system has no such copies. The caller closes it.
+func Clone(from *os.File, folder string) (*os.File, error) {
+	inside, err := os.MkdirTemp(folder, "nix-sandbox-mcp-") // fclonefileat(2) makes the file
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(inside)
+	name := filepath.Join(inside, "clone")
+	if unix.Fclonefileat(int(from.Fd()), unix.AT_FDCWD, name, 0) != nil || os.Chmod(name, 0o600) != nil {
+		return nil, nil
+	}
+	return os.OpenFile(name, os.O_RDWR, 0)
+}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -22,6 +23,12 @@ const (
 	// ReceiveClosed has received descriptors closed on exec.
 	ReceiveClosed = unix.MSG_CMSG_CLOEXEC
 )
+
+// Descriptors is the folder with this process's descriptors, as files.
+const Descriptors = "/proc/self/fd/"
+
+// OpenedFolder returns a name of a folder that was opened by a path.
+func OpenedFolder(fd int, path string) string { return Descriptors + strconv.Itoa(fd) }
 
 func pair(kind int) ([2]int, error) { return unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0) }
 
@@ -149,4 +156,18 @@ func Unread(file *os.File) int {
 		return 0
 	}
 	return n
+}
+
+// Clone returns an unnamed copy of a file in a folder of the same file system that shares its blocks, or nil if the
+// file system has no such copies. The caller closes it.
+func Clone(from *os.File, folder string) (*os.File, error) {
+	file, err := Unnamed(folder)
+	if err != nil {
+		return nil, err
+	}
+	if unix.IoctlFileClone(int(file.Fd()), int(from.Fd())) != nil {
+		file.Close()
+		return nil, nil
+	}
+	return file, nil
 }

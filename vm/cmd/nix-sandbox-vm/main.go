@@ -51,6 +51,8 @@ func run(args []string) (status int, err error) {
 	switch {
 	case len(args) > 0 && args[0] == jail.Step:
 		return 0, jail.RunStep(args[1:])
+	case len(args) > 0 && args[0] == jail.WatchStep:
+		return 0, jail.Watch(args[1:])
 	case len(args) == 1 && args[0] == carry:
 		return 0, carrier.Outside(os.NewFile(jail.CarrierFD, "carrier"), carrier.Dial)
 	case len(args) == 1 && args[0] == "--version":

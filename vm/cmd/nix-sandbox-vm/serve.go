@@ -121,10 +121,10 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string, project *mac
 		saved.Project = nil
 	}
 	accelerator := machine.Accelerator(saved.Accelerator)
-	if known, found := memory.Recall(); accelerator == machine.KVM && found && !known.Works {
+	if known, found := memory.Recall(); accelerator == machine.Hardware && found && !known.Works {
 		return nil, &jail.Refusal{
-			Problem: "the session was saved in a virtual machine with KVM, which does not work any more: " + known.Problem,
-			Hint:    "have KVM work again, or begin the session anew",
+			Problem: "the session was saved in a virtual machine with " + string(accelerator) + ", which does not work any more: " + known.Problem,
+			Hint:    "have it work again, or begin the session anew",
 		}
 	}
 	key, err := spec.Key(accelerator)

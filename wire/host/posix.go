@@ -1,4 +1,4 @@
-//go:build darwin || portable
+//go:build darwin || posix
 
 package host
 

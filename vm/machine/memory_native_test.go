@@ -1,3 +1,5 @@
+//go:build linux && !posix
+
 package machine
 
 import (

@@ -1,0 +1,40 @@
+package jail
+
+import "os"
+
+// Child holds the arguments and descriptors for [Spec.StartChild].
+type Child struct {
+	// Args are appended to the command of the description.
+	Args []string
+	// Stdin is the standard input of the command; nil means /dev/null.
+	Stdin *os.File
+	// Files become the command's descriptors from 3 on; nil means a closed one. The
+	// caller closes its own.
+	Files []*os.File
+	// Stderr is the standard error of the command and of bubblewrap.
+	Stderr *os.File
+}
+
+// Confined is a program in a sandbox that was started by [Spec.StartChild].
+type Confined struct {
+	*os.Process
+	// hold ends the program when it is closed; nil if the kernel ends it with this process.
+	hold *os.File
+}
+
+// Wait waits for the program's end.
+func (c *Confined) Wait() (*os.ProcessState, error) {
+	state, err := c.Process.Wait()
+	if c.hold != nil {
+		c.hold.Close() // also, so that it is not collected, and closed, before
+	}
+	return state, err
+}
+
+// Kill ends the program.
+func (c *Confined) Kill() error {
+	if c.hold != nil {
+		return c.hold.Close()
+	}
+	return c.Process.Kill()
+}
