@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -83,10 +84,13 @@ func TestSnapshot_IsUsedUntilItIsNotTheMachine(t *testing.T) {
 func TestSnapshot_IsMadeByOneOfManyStarts(t *testing.T) {
 	long(t)
 	folder, cache := artifact(t, "bash"), cache(t)
-	made := map[string]bool{}
+	made := map[uint64]bool{} // by the inodes of their folders
 	note := func() {
-		for _, partial := range must.Get(filepath.Glob(filepath.Join(cache, "nix-sandbox-mcp/vm/snapshots/*.partial-*")))(t) {
-			made[partial] = true
+		for _, partial := range must.Get(filepath.Glob(filepath.Join(cache, "nix-sandbox-mcp/vm/snapshots/*.partial")))(t) {
+			var status syscall.Stat_t
+			if syscall.Stat(partial, &status) == nil {
+				made[status.Ino] = true
+			}
 		}
 	}
 	var all sync.WaitGroup

@@ -24,4 +24,4 @@ func hardwareAdvice() string {
 }
 
 // processor describes the processor of the host.
-func processor() (string, error) { return unix.Sysctl("machdep.cpu.brand_string") }
+func processor(Accelerator) (string, error) { return unix.Sysctl("machdep.cpu.brand_string") }

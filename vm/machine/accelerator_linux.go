@@ -63,8 +63,16 @@ func adviceOn(device string) string {
 var ofProcessor = []string{"vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags", "bugs",
 	"CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"}
 
-// processor describes the processor of the host.
-func processor() (string, error) {
+// ofModel lists the lines that describe its model.
+var ofModel = []string{"vendor_id", "model name", "CPU implementer", "CPU part"}
+
+// processor describes the processor of the host, as far as it matters to a machine with an accelerator.
+func processor(accelerator Accelerator) (string, error) {
+	wanted := ofProcessor
+	if accelerator == Emulated {
+		wanted = ofModel
+	}
+
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return "", err
@@ -73,7 +81,7 @@ func processor() (string, error) {
 	var lines strings.Builder
 	for line := range strings.Lines(first) {
 		name, _, _ := strings.Cut(line, ":")
-		if slices.Contains(ofProcessor, strings.TrimSpace(name)) {
+		if slices.Contains(wanted, strings.TrimSpace(name)) {
 			lines.WriteString(line)
 		}
 	}

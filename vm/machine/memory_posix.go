@@ -3,15 +3,11 @@
 package machine
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
-	"syscall"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/snapshot"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/host"
 )
 
@@ -52,28 +48,7 @@ func copySparse(to, from *os.File) error {
 	if err := to.Truncate(info.Size()); err != nil {
 		return err
 	}
-	buffer := make([]byte, part*pageSize)
-	for at := int64(0); ; {
-		data, err := unix.Seek(int(from.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, syscall.ENXIO) {
-			return nil // nothing but a hole follows
-		}
-		if err != nil {
-			return err
-		}
-		at = data &^ (pageSize - 1)
-		n, err := from.ReadAt(buffer, at)
-		if err != nil && err != io.EOF {
-			return err
-		}
-		if n -= n % pageSize; n == 0 {
-			return nil
-		}
-		if err := writeSparse(to, buffer[:n], at); err != nil {
-			return err
-		}
-		at += int64(n)
-	}
+	return snapshot.EachPart(from, func(part []byte, at int64) error { return writeSparse(to, part, at) })
 }
 
 // emptyMemory makes a file for the memory of a machine that begins with none. It is unlinked and sparse.

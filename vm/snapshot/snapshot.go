@@ -1,10 +1,10 @@
 // Package snapshot stores machines that were saved when their interpreter had loaded, so that
 // others start as copies of them.
 //
-// It promises that a copy is of the same machine on the same host since it last booted: any
-// difference results in another key, and damaged and old snapshots, and those of an earlier boot,
-// are deleted. Files are written beside and renamed, so that each is whole. One process makes a
-// snapshot; others continue without it.
+// It promises that a copy is of the same machine: any difference results in another key, and damaged
+// and old snapshots are deleted. A snapshot may come from another computer, or from before this one
+// booted: then its memory is compared with its hash once. Files are written beside and renamed, so that
+// each is whole. One process makes a snapshot; others continue without it.
 package snapshot
 
 import (
@@ -49,7 +49,9 @@ const (
 	projectFile = "project"
 	// openedFile says that a machine was opened from such a folder before.
 	openedFile = "opened"
-	lockSuffix = ".lock"
+	// checkedFile says that the memory was compared with its hash, on this computer since it booted.
+	checkedFile = "checked"
+	lockSuffix  = ".lock"
 )
 
 // Store is a folder of snapshots, which its owner alone can read.
@@ -58,11 +60,12 @@ type Store struct{ Folder string }
 // Meta describes a snapshot.
 type Meta struct {
 	Made time.Time `json:"made"`
-	Boot string    `json:"boot"` // the host's boot id
 	// Memory and State are the sizes of the files, and StateHash the hash of the state. The memory
-	// is too large to be read at each start, so its modification time stands for its contents.
+	// is too large to be read at each start. Of a snapshot in a store, MemoryHash is the hash of its
+	// data; in a folder of its own, its modification time stands for its contents.
 	Memory     int64     `json:"memory"`
 	MemoryTime time.Time `json:"memory_time"`
+	MemoryHash string    `json:"memory_hash,omitempty"`
 	State      int64     `json:"state"`
 	StateHash  string    `json:"state_hash"`
 	// Key and Accelerator describe a machine in a folder of its own, which is not named by its key.
@@ -123,15 +126,102 @@ func open(folder string) (_ *Snapshot, err error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := host.BootID()
-	if age := time.Since(snapshot.Made); err == nil && (snapshot.Boot != boot || age < 0 || age > maxAge) {
+	if age := time.Since(snapshot.Made); age < 0 || age > maxAge {
 		err = errors.New("it is old")
+	} else {
+		err = snapshot.checkMemory(filepath.Join(folder, checkedFile))
 	}
 	if err != nil {
 		snapshot.Close()
 		return nil, err
 	}
 	return snapshot, nil
+}
+
+// checkMemory compares the memory with its hash, unless a file says that this was done.
+func (s *Snapshot) checkMemory(file string) error {
+	stamp, err := stampOf(s.Memory)
+	if err != nil {
+		return err
+	}
+	if known, err := bounded.ReadFile(file, maxMeta); err == nil && string(known) == stamp {
+		return nil
+	}
+	hash, err := hashData(s.Memory)
+	if err != nil {
+		return err
+	}
+	if hash != s.MemoryHash {
+		return errors.New("its memory was changed")
+	}
+	remember(file, stamp)
+	return nil
+}
+
+// remember writes the stamp of a memory that is right, which only spares the next comparison.
+func remember(file, stamp string) { _ = os.WriteFile(file, []byte(stamp), 0o600) }
+
+// stampOf returns a text that another file has not, nor the same file after a change, until this computer boots.
+func stampOf(file *os.File) (string, error) {
+	boot, err := host.BootID()
+	if err != nil {
+		return "", err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %d %d %d %d", boot, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()), nil
+}
+
+// hashData returns the hash of a file's pages that are not zero, and of where they are.
+func hashData(file *os.File) (string, error) {
+	hash := sha256.New()
+	err := EachPart(file, func(part []byte, at int64) error {
+		for page := part; len(page) > 0; {
+			one := page[:min(pageSize, len(page))]
+			page = page[len(one):]
+			if string(one) != string(zeros[:len(one)]) {
+				fmt.Fprintf(hash, "%d:", at)
+				hash.Write(one)
+			}
+			at += pageSize
+		}
+		return nil
+	})
+	return hex.EncodeToString(hash.Sum(nil)), err
+}
+
+const pageSize = 4096
+
+var zeros [pageSize]byte
+
+// EachPart calls f with the parts of a file that are no hole, and with their offsets, multiples of a page. It
+// leaves the file at its beginning.
+func EachPart(file *os.File, f func(part []byte, at int64) error) error {
+	defer unix.Seek(int(file.Fd()), 0, unix.SEEK_SET)
+	buffer := make([]byte, 256*pageSize)
+	for at := int64(0); ; {
+		data, err := unix.Seek(int(file.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil // nothing but a hole follows
+		}
+		if err != nil {
+			return err
+		}
+		at = data &^ (pageSize - 1)
+		n, err := file.ReadAt(buffer, at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if n == 0 {
+			return nil
+		}
+		if err := f(buffer[:n], at); err != nil {
+			return err
+		}
+		at += int64(n)
+	}
 }
 
 func openFiles(folder string) (_ *Snapshot, err error) {
@@ -159,7 +249,7 @@ func openFiles(folder string) (_ *Snapshot, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if info.Size() != snapshot.Meta.Memory || !info.ModTime().Equal(snapshot.MemoryTime) {
+	if info.Size() != snapshot.Meta.Memory || snapshot.MemoryHash == "" && !info.ModTime().Equal(snapshot.MemoryTime) {
 		return nil, errors.New("its memory was changed")
 	}
 	if snapshot.State, err = os.Open(filepath.Join(folder, stateFile)); err != nil {
@@ -220,9 +310,6 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 	}
 	defer draft.Close()
 	meta := Meta{Made: time.Now()}
-	if meta.Boot, err = host.BootID(); err != nil {
-		return err
-	}
 	// The folder above is closed to others. QEMU's own user may write to the memory
 	// while the snapshot is made, and read it afterwards.
 	if err := errors.Join(draft.Memory.Chmod(0o666), draft.Memory.Truncate(size)); err != nil {
@@ -232,43 +319,40 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 		return err
 	}
 	dig(draft.Memory)
+	if meta.MemoryHash, err = hashData(draft.Memory); err != nil {
+		return err
+	}
 	if err := errors.Join(draft.Memory.Chmod(0o444), draft.State.Chmod(0o400)); err != nil {
 		return err
 	}
 	s.Discard(key)
-	return draft.Commit(meta)
+	if err := draft.Commit(meta); err != nil {
+		return err
+	}
+	if stamp, err := stampOf(draft.Memory); err == nil {
+		remember(filepath.Join(s.Folder, key, checkedFile), stamp)
+	}
+	return nil
 }
 
 // dig replaces pages of zeros in a file with holes, if its file system has them: most of a
 // machine's memory, which would otherwise take space and be copied with each suspended session.
 func dig(file *os.File) {
-	const page = 4096
-	buffer := make([]byte, 256*page)
-	for at := int64(0); ; {
-		data, err := unix.Seek(int(file.Fd()), at, unix.SEEK_DATA)
-		if err != nil {
-			return // nothing but a hole follows
-		}
-		n, err := file.ReadAt(buffer, data&^(page-1))
-		if n < page {
-			return
-		}
-		at = data &^ (page - 1)
-		for from := 0; from+page <= n; {
+	_ = EachPart(file, func(part []byte, at int64) error {
+		for from := 0; from+pageSize <= len(part); {
 			end := from
-			for end+page <= n && [page]byte(buffer[end:]) == [page]byte{} {
-				end += page
+			for end+pageSize <= len(part) && [pageSize]byte(part[end:]) == zeros {
+				end += pageSize
 			}
-			if end > from && host.PunchHole(file, at+int64(from), int64(end-from)) != nil {
-				return
+			if end > from {
+				if err := host.PunchHole(file, at+int64(from), int64(end-from)); err != nil {
+					return err
+				}
 			}
-			from = end + page
+			from = end + pageSize
 		}
-		at += int64(n &^ (page - 1))
-		if err != nil {
-			return
-		}
-	}
+		return nil
+	})
 }
 
 // finish completes the description of a snapshot after its files are written, and writes it.
@@ -302,7 +386,6 @@ func (s Store) clean() {
 	if err != nil {
 		return
 	}
-	boot, _ := host.BootID()
 	type kept struct {
 		key  string
 		made time.Time
@@ -324,7 +407,7 @@ func (s Store) clean() {
 			if err == nil {
 				err = json.Unmarshal(object, &meta)
 			}
-			if err != nil || meta.Boot != boot || time.Since(meta.Made) > maxAge {
+			if err != nil || time.Since(meta.Made) > maxAge {
 				s.Discard(key)
 				continue
 			}

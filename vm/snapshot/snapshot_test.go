@@ -129,10 +129,17 @@ func TestStore_DeletesWhatIsDamaged(t *testing.T) {
 		"a longer state": func(t *testing.T, f string) {
 			edit(t, filepath.Join(f, stateFile), func(text []byte) []byte { return append(text, 'x') })
 		},
-		"no state":        func(t *testing.T, f string) { must.Do(t, os.Remove(filepath.Join(f, stateFile))) },
-		"other memory":    func(t *testing.T, f string) { edit(t, filepath.Join(f, memoryFile), flip(4096)) },
-		"short memory":    func(t *testing.T, f string) { must.Do(t, os.Truncate(filepath.Join(f, memoryFile), 4096)) },
-		"an earlier boot": func(t *testing.T, f string) { rewrite(t, f, func(m *Meta) { m.Boot = "another" }) },
+		"no state":     func(t *testing.T, f string) { must.Do(t, os.Remove(filepath.Join(f, stateFile))) },
+		"other memory": func(t *testing.T, f string) { edit(t, filepath.Join(f, memoryFile), flip(4096)) },
+		"short memory": func(t *testing.T, f string) { must.Do(t, os.Truncate(filepath.Join(f, memoryFile), 4096)) },
+		"other memory of an earlier boot": func(t *testing.T, f string) {
+			must.Do(t, os.Remove(filepath.Join(f, checkedFile)))
+			edit(t, filepath.Join(f, memoryFile), flip(size-1))
+		},
+		"a sum for other memory": func(t *testing.T, f string) {
+			rewrite(t, f, func(m *Meta) { m.MemoryHash = strings.Repeat("0", 64) })
+			must.Do(t, os.Remove(filepath.Join(f, checkedFile)))
+		},
 		"yesterday": func(t *testing.T, f string) {
 			rewrite(t, f, func(m *Meta) { m.Made = m.Made.Add(-maxAge - time.Hour) })
 		},
@@ -156,6 +163,27 @@ func TestStore_DeletesWhatIsDamaged(t *testing.T) {
 			}
 			snapshot.Close()
 		})
+	}
+}
+
+// A folder of another computer, or of an earlier boot, is compared once.
+func TestStore_OpensWhatWasCarried(t *testing.T) {
+	s, key := made(t)
+	other := Store{Folder: filepath.Join(t.TempDir(), "snapshots")}
+	to := filepath.Join(other.Folder, key)
+	must.Do(t, os.MkdirAll(to, 0o700))
+	for _, name := range []string{memoryFile, stateFile, metaFile} {
+		must.Do(t, os.WriteFile(filepath.Join(to, name), must.Get(os.ReadFile(filepath.Join(s.Folder, key, name)))(t), 0o600))
+	}
+	for _, isChecked := range []bool{false, true} {
+		if _, err := os.Stat(filepath.Join(to, checkedFile)); (err == nil) != isChecked {
+			t.Errorf("checked: %v, want %v", err == nil, isChecked)
+		}
+		snapshot, found := other.Open(key)
+		if !found {
+			t.Fatal("it is not found")
+		}
+		snapshot.Close()
 	}
 }
 
