@@ -8,7 +8,10 @@
 // as described or not at all. An error is one sentence, before anything starts.
 package jail
 
-import "errors"
+import (
+	"errors"
+	"os"
+)
 
 // Hold is the argument that has the launcher only wait for the end of its input:
 // until a descriptor refers to a user namespace, the namespace needs a process.
@@ -26,6 +29,21 @@ const firstExtra = 3
 
 // CarrierFD is the descriptor of the program that [Spec.StartCarrier] starts.
 const CarrierFD = firstExtra + 1
+
+// certificatesFD is its next one, the certificates that the sandbox trusts, if the network has any.
+const certificatesFD = CarrierFD + 1
+
+// CarrierCertificates returns these certificates in the program that [Spec.StartCarrier] started, or nil.
+func CarrierCertificates() ([]byte, error) {
+	file := os.NewFile(certificatesFD, "certificates")
+	info, err := file.Stat()
+	if err != nil {
+		return nil, nil // it is closed
+	}
+	text := make([]byte, info.Size())
+	_, err = file.ReadAt(text, 0)
+	return text, err
+}
 
 // Refusal is an error that says why no sandbox starts and what to do about it.
 type Refusal struct {

@@ -195,7 +195,13 @@ func (s *Spec) StartCarrier(events int, file *os.File, command ...string) error 
 	unix.CloseOnExec(network.Proxy)
 	handed := os.NewFile(uintptr(network.Proxy), "handover")
 	defer handed.Close()
-	network.Proxy = firstExtra
+	certificates := closed
+	if network.Authorities != "" {
+		filled := os.NewFile(uintptr(network.Certificates), "certificates")
+		defer filled.Close()
+		certificates = filled.Fd()
+	}
+	network.Proxy, network.Certificates = firstExtra, certificatesFD
 	first, err := step{Network: network}.command()
 	if err != nil {
 		return err
@@ -212,7 +218,7 @@ func (s *Spec) StartCarrier(events int, file *os.File, command ...string) error 
 	defer null.Close()
 	if _, err := syscall.ForkExec(first[0], append(first, command...), &syscall.ProcAttr{
 		Dir: "/", Env: oneProcessor, Sys: attributes,
-		Files: []uintptr{null.Fd(), null.Fd(), uintptr(unix.Stderr), handed.Fd(), file.Fd()},
+		Files: []uintptr{null.Fd(), null.Fd(), uintptr(unix.Stderr), handed.Fd(), file.Fd(), certificates},
 	}); err != nil {
 		return network.networkRefused(appArmorProfile(), fmt.Errorf("make its namespaces: %w", err))
 	}

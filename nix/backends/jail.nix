@@ -411,8 +411,12 @@ let
           oom_score = 900;
         };
     in
-    {
-      inherit secrets;
+    lib.optionalAttrs (secrets != [ ]) { inherit secrets; }
+    // lib.optionalAttrs (certificates.endsTLS given) {
+      authorities = certificates.public;
+      certificates = certificates.own;
+    }
+    // {
       proxy = "${pkgs.writeText "sandbox-network-proxy" "#!${launcher}\n${builtins.toJSON description}\n"}";
       ports = lib.unique (
         given.ports
@@ -483,12 +487,7 @@ let
         {
           inherit (found) ports;
         }
-        // lib.optionalAttrs (!inMachine) { inherit (found) proxy; }
-        // lib.optionalAttrs (found.secrets != [ ]) { inherit (found) secrets; }
-        // lib.optionalAttrs (certificates.endsTLS options.network) {
-          authorities = certificates.public;
-          certificates = certificates.own;
-        };
+        // lib.optionalAttrs (!inMachine) found;
 
       devices = {
         inherit host_dir;

@@ -157,7 +157,10 @@ let
         // {
           inMachine = true;
           options = args.options // {
-            extra_binds = args.options.extra_binds // lib.listToAttrs (map (bind: lib.nameValuePair bind.to "/shown/${bind.name}") binds);
+            extra_binds = args.options.extra_binds // lib.optionalAttrs (certificates.endsTLS network) {
+              # The first process writes it when it knows the proxy's.
+              ${certificates.own} = "/shown/certificates";
+            } // lib.listToAttrs (map (bind: lib.nameValuePair bind.to "/shown/${bind.name}") binds);
           };
         }
       );
@@ -297,15 +300,14 @@ let
               apparmor = jail.profileOf (lib.getExe programs.vm);
             }
             // lib.optionalAttrs isNetworked {
-              network = {
-                inherit (jail.networkOf network) proxy ports;
-              };
+              network = jail.networkOf network;
             };
           project = {
             mount = "/project";
             inbox = import ../lib/inbox.nix;
             inherit binds;
-            reserved = import ../lib/reserved.nix ++ map (bind: bind.to) binds;
+            reserved =
+              import ../lib/reserved.nix ++ map (bind: bind.to) binds ++ lib.optional (certificates.endsTLS network) certificates.own;
             # In the machine, whose kernel has them.
             overlay = true;
             no_overlay = "";
@@ -324,7 +326,7 @@ let
         "check"
       ] (_: description);
       inherit (inner) contents closure;
-      needs = builtins.hashString "sha256" "${lib.getExe programs.vm} ${qemu}${lib.optionalString isNetworked " network"}";
+      needs = builtins.hashString "sha256" "${lib.getExe programs.vm} ${qemu}${lib.optionalString isNetworked " network ${builtins.toJSON ((jail.networkOf network).secrets or [ ])}"}";
       metadata = {
         # What a sandbox uses of the host beside what its code may.
         overhead = {
@@ -364,8 +366,6 @@ in
       "${location} backend is \"vm\", whose virtual machines are those of x86_64-linux and aarch64-linux, and this is ${hostPlatform.system}: set backend = \"jail\""
     ++ lib.optional (boards ? ${cpu} && !(lib.versionAtLeast (qemu.version or "0") qemuWants))
       "${location} backend is \"vm\", which takes QEMU ${qemuWants}, and this package set has ${qemu.version or "none"}: use a newer nixpkgs, or set backend = \"jail\""
-    ++ lib.optional (certificates.endsTLS given.network)
-      "${location} network has credentials or rules, for which the proxy ends TLS, and the network of a virtual machine has neither yet: leave them out, or set backend = \"jail\""
     ++ lib.optional (isOnMac && given.network != "none")
       "${location} network is set, and the network of a virtual machine takes the namespaces of Linux, which ${host.stdenv.hostPlatform.system} does not have: leave it out"
     ++ lib.optional (given.devices != [ ])

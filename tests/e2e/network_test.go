@@ -305,12 +305,17 @@ func TestNetwork_CredentialComesFromTheServersVariable(t *testing.T) {
 
 // A program that insists on a password finds a placeholder in the variable of its name. The
 // credential's host gets the secret in its place, and another host is not reached.
-func TestNetwork_PlaceholderBecomesTheSecretAtItsHostAlone(t *testing.T) {
+func TestNetwork_PlaceholderBecomesTheSecretAtItsHostAlone(t *testing.T) { placeholders(t, "jail") }
+
+// The same in a virtual machine, cold and as a copy, whose programs find the certificate of their own proxy.
+func TestNetwork_PlaceholderBecomesTheSecretInAMachine(t *testing.T) { placeholders(t, "vm") }
+
+func placeholders(t *testing.T, backend string) {
 	o := inWorld(t, map[string][]string{"data": {"files.example", "a.host.example"}})
 	if o == nil {
 		return
 	}
-	o.tables = "[environments.data.network.credentials.API]\ndomain = \"files.example\"\nheader = \"Authorization: Bearer {}\"\nvariable = \"API_TOKEN\"\n"
+	o.tables = "[defaults]\nbackend = \"" + backend + "\"\n[environments.data.network.credentials.API]\ndomain = \"files.example\"\nheader = \"Authorization: Bearer {}\"\nvariable = \"API_TOKEN\"\n"
 	o.build("data")
 	artifact := must.Get(filepath.EvalSymlinks(filepath.Join(o.folder, "data")))(t)
 	cmd := command(t, "NIX_SANDBOX_DIR="+o.folder, "API_TOKEN=the-secret")

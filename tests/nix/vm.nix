@@ -4,10 +4,6 @@ let
   toml = text: library.problems.fromToml (builtins.fromTOML text);
 
   mistakes = {
-    "credentials of a virtual machine" = {
-      read = toml "[defaults]\nbackend = \"vm\"\n[environments.python]\npreset = \"python\"\n[environments.python.network]\nmode = \"allow\"\ndomains = [\"api.example\"]\n[environments.python.network.credentials.key]\ndomain = \"api.example\"\nheader = \"Authorization: Bearer {}\"\nvariable = \"KEY\"\n";
-      sentence = "config: [environments.python] network has credentials or rules, for which the proxy ends TLS, and the network of a virtual machine has neither yet: leave them out, or set backend = \"jail\"";
-    };
     "a device of the host in a virtual machine" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\ndevices = [\"/dev/dri/renderD128\"]\n";
       sentence = "config: [environments.python] devices is set, and a virtual machine has no device of the host: set backend = \"jail\", or leave it out";

@@ -33,6 +33,10 @@ var greeting = []byte("nix-sandbox-mcp carrier 1\n")
 
 const numberBytes = 16
 
+// After that, the outside sends the certificates that the sandbox trusts: their length in four bytes, and at most
+// maxCertificates bytes. Without any, programs find their own.
+const maxCertificates = 8 << 20
+
 func settings() *yamux.Config {
 	s := yamux.DefaultConfig()
 	s.EnableKeepAlive = false // a machine may stand still

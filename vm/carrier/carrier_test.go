@@ -25,7 +25,7 @@ func port(t *testing.T) (inside net.Conn, outside func()) {
 	t.Helper()
 	here, there := net.Pipe()
 	t.Cleanup(func() { here.Close(); there.Close() })
-	return here, func() { go func() { _ = Outside(there, Dial) }() }
+	return here, func() { go func() { _ = Outside(there, nil, Dial) }() }
 }
 
 // nowhere dials no address.
@@ -63,7 +63,7 @@ func greeted(t *testing.T, i *Inside) {
 // A connection is carried both ways, with the end of each direction.
 func TestCarrier_CarriesConnections(t *testing.T) {
 	inside, outside := port(t)
-	i := NewInside(inside)
+	i := NewInside(inside, ignore)
 	outside()
 	must.Do(t, i.Begin())
 	greeted(t, i)
@@ -81,10 +81,54 @@ func TestCarrier_CarriesConnections(t *testing.T) {
 	}
 }
 
+// The certificates of each outside come before its connections, however they are cut.
+func TestCarrier_BringsCertificates(t *testing.T) {
+	inside, outside := net.Pipe()
+	defer inside.Close()
+	defer outside.Close()
+	var got []string
+	i := NewInside(inside, func(certificates []byte) error {
+		got = append(got, string(certificates))
+		return nil
+	})
+	if err := i.AwaitTrust(time.Millisecond); err == nil {
+		t.Error("there are certificates before any outside")
+	}
+	for n, want := range []string{"first", strings.Repeat("long ", 50_000)} {
+		go func() { _ = Outside(outside, []byte(want), nowhere) }()
+		must.Do(t, i.Begin())
+		must.Do(t, i.AwaitTrust(time.Minute))
+		greeted(t, i)
+		if len(got) != n+1 || got[n] != want {
+			t.Fatalf("outside %d brings %d texts", n, len(got))
+		}
+		if n == 0 { // another outside at the same port
+			inside.Close()
+			outside.Close()
+			inside, outside = net.Pipe()
+			i = NewInside(inside, i.trust)
+		}
+	}
+}
+
+// A length that no certificates have ends the conversation.
+func TestCarrier_RefusesLongCertificates(t *testing.T) {
+	inside, outside := net.Pipe()
+	defer outside.Close()
+	i := NewInside(inside, func([]byte) error { t.Error("they are taken"); return nil })
+	go func() { _, _ = io.Copy(io.Discard, outside) }()
+	must.Do(t, i.Begin())
+	i.take(binary.BigEndian.AppendUint32(i.wanted, maxCertificates+1))
+	i.take(make([]byte, 1<<20))
+	if err := i.AwaitTrust(time.Millisecond); err == nil || len(i.seen) > 0 || i.session != nil {
+		t.Errorf("error %v, %d bytes are kept", err, len(i.seen))
+	}
+}
+
 // A machine that goes on with another outside has a piece of the former conversation in its port.
 func TestCarrier_BeginsAgain(t *testing.T) {
 	inside, outside := port(t)
-	i := NewInside(inside)
+	i := NewInside(inside, ignore)
 	outside()
 	stale := append([]byte("\x00\x00stale"), greeting[:5]...)
 	must.Get(inside.Write(stale))(t)
@@ -98,11 +142,12 @@ func TestCarrier_BeginsAgain(t *testing.T) {
 	i.mu.Lock()
 	i.wanted = append([]byte(string(greeting)), bytes.Repeat([]byte{7}, numberBytes)...)
 	first := i.session
+	i.trusted = make(chan struct{})
 	i.mu.Unlock()
 	i.take([]byte("stale"))
 	i.take(append([]byte(string(greeting)), bytes.Repeat([]byte{6}, numberBytes)...))
 	i.take(append([]byte("stale"), i.wanted[:20]...))
-	i.take(i.wanted[20:])
+	i.take(append(i.wanted[20:], 0, 0, 0, 0))
 	if string(got) != "again" || i.session == first || i.wanted != nil {
 		t.Errorf("%q came back; a new session: %v", got, i.session != first)
 	}
@@ -111,7 +156,7 @@ func TestCarrier_BeginsAgain(t *testing.T) {
 // Before the outside greets, and after it has gone, connections are refused and do not wait.
 func TestCarrier_RefusesWithoutAnOutside(t *testing.T) {
 	inside, _ := port(t)
-	i := NewInside(inside)
+	i := NewInside(inside, ignore)
 	if _, err := i.open(echo(t).Addr().(*net.TCPAddr).AddrPort()); err == nil {
 		t.Error("a stream is opened")
 	}
@@ -130,7 +175,7 @@ func TestOutside_WithstandsNonsense(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			here, there := net.Pipe()
 			ended := make(chan error, 1)
-			go func() { ended <- Outside(there, nowhere) }()
+			go func() { ended <- Outside(there, nil, nowhere) }()
 			go func() { _, _ = io.Copy(io.Discard, here) }()
 			_ = here.SetWriteDeadline(time.Now().Add(time.Second))
 			_, _ = io.WriteString(here, text)
@@ -181,7 +226,7 @@ func TestInside_CarriesLookUps(t *testing.T) {
 		}
 	}()
 	inside, outside := port(t)
-	i := NewInside(inside)
+	i := NewInside(inside, ignore)
 	outside()
 	must.Do(t, i.Begin())
 	greeted(t, i)
@@ -220,7 +265,7 @@ func FuzzOutside(f *testing.F) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = Outside(there, nowhere)
+			_ = Outside(there, nil, nowhere)
 		}()
 		go func() { _, _ = io.Copy(io.Discard, here) }()
 		_ = here.SetWriteDeadline(time.Now().Add(time.Second))
@@ -242,7 +287,7 @@ func FuzzInside(f *testing.F) {
 		defer here.Close()
 		defer there.Close()
 		go func() { _, _ = io.Copy(io.Discard, there) }()
-		i := NewInside(here)
+		i := NewInside(here, ignore)
 		must.Do(t, i.Begin())
 		i.take(first)
 		i.mu.Lock()
@@ -252,3 +297,6 @@ func FuzzInside(f *testing.F) {
 		must.Do(t, i.Begin())
 	})
 }
+
+// ignore takes certificates that a test is not about.
+func ignore([]byte) error { return nil }

@@ -30,11 +30,14 @@ type Inside struct {
 	input   *io.PipeWriter // of the session
 	wanted  []byte         // the greeting that is to come, or nil
 	seen    []byte         // that came while it is wanted
+	trusted chan struct{}  // closed when the certificates are there
+	trust   func(certificates []byte) error
 }
 
-// NewInside carries over a port of the machine, from the first [Inside.Begin] on.
-func NewInside(port io.ReadWriter) *Inside {
-	i := &Inside{port: port, streams: make(chan struct{}, maxStreams)}
+// NewInside carries over a port of the machine, from the first [Inside.Begin] on. It calls trust with the
+// certificates of each outside.
+func NewInside(port io.ReadWriter, trust func(certificates []byte) error) *Inside {
+	i := &Inside{port: port, trust: trust, trusted: make(chan struct{}), streams: make(chan struct{}, maxStreams)}
 	go i.read()
 	return i
 }
@@ -48,11 +51,29 @@ func (i *Inside) Begin() error {
 		i.session.Close()
 		i.session = nil
 	}
+	select {
+	case <-i.trusted:
+		i.trusted = make(chan struct{})
+	default:
+	}
 	number := make([]byte, numberBytes)
 	rand.Read(number)
 	i.wanted, i.seen = append(slices.Clone(greeting), number...), nil
 	_, err := i.port.Write(i.wanted)
 	return err
+}
+
+// AwaitTrust waits until the certificates of the outside are there.
+func (i *Inside) AwaitTrust(limit time.Duration) error {
+	i.mu.Lock()
+	trusted := i.trusted
+	i.mu.Unlock()
+	select {
+	case <-trusted:
+		return nil
+	case <-time.After(limit):
+		return fmt.Errorf("the proxy of the network sent no certificates within %v", limit)
+	}
 }
 
 // read passes input to the session, after its greeting.
@@ -73,14 +94,16 @@ func (i *Inside) take(data []byte) {
 	i.mu.Lock()
 	if i.wanted != nil {
 		i.seen = append(i.seen, data...)
-		at := bytes.Index(i.seen, i.wanted)
-		if at < 0 {
-			i.seen = slices.Clone(i.seen[max(0, len(i.seen)-len(i.wanted)+1):])
+		rest, err := i.greeted()
+		if rest != nil || err != nil {
+			i.wanted, i.seen = nil, nil
+		}
+		if rest == nil || err != nil {
 			i.mu.Unlock()
 			return
 		}
-		data = i.seen[at+len(i.wanted):]
-		i.wanted, i.seen = nil, nil
+		data = rest
+		close(i.trusted)
 		var output *io.PipeReader
 		output, i.input = io.Pipe()
 		session, err := yamux.Client(conn{output, i.port}, settings())
@@ -95,6 +118,29 @@ func (i *Inside) take(data []byte) {
 	if input != nil {
 		_, _ = input.Write(data) // the session may have ended
 	}
+}
+
+// greeted takes greeting and certificates, and returns the bytes after them, or nil if there is more to come. After
+// an error the outside is not heard.
+func (i *Inside) greeted() (rest []byte, err error) {
+	at := bytes.Index(i.seen, i.wanted)
+	if at < 0 {
+		i.seen = slices.Clone(i.seen[max(0, len(i.seen)-len(i.wanted)+1):])
+		return nil, nil
+	}
+	i.seen = i.seen[at:]
+	text := i.seen[len(i.wanted):]
+	if len(text) < 4 {
+		return nil, nil
+	}
+	size := binary.BigEndian.Uint32(text)
+	if size > maxCertificates {
+		return nil, fmt.Errorf("there are %d bytes of certificates", size)
+	}
+	if text = text[4:]; uint32(len(text)) < size {
+		return nil, nil
+	}
+	return text[size:], i.trust(text[:size])
 }
 
 // conn is the connection of a session.

@@ -19,14 +19,16 @@ const (
 	maxStale = 64 << 20
 )
 
-// Outside makes the connections of a machine once more with dial, until the machine ends or breaks a rule.
-func Outside(machine io.ReadWriteCloser, dial func(netip.AddrPort) (*net.TCPConn, error)) error {
+// Outside gives a machine certificates, and makes its connections once more with dial, until the machine ends or
+// breaks a rule.
+func Outside(machine io.ReadWriteCloser, certificates []byte, dial func(netip.AddrPort) (*net.TCPConn, error)) error {
 	defer machine.Close()
 	met, err := greetingOf(machine)
 	if err != nil {
 		return err
 	}
-	if _, err := machine.Write(met); err != nil {
+	met = binary.BigEndian.AppendUint32(met, uint32(len(certificates)))
+	if _, err := machine.Write(append(met, certificates...)); err != nil {
 		return fmt.Errorf("greet the machine: %w", err)
 	}
 	session, err := yamux.Server(machine, settings())

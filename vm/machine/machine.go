@@ -53,6 +53,8 @@ type Machine struct {
 
 	// network is the port for connections, or nil.
 	network *net.UnixConn
+	// trusts says that the sandbox trusts certificates of the network's proxy.
+	trusts  bool
 	process *jail.Confined
 	// memory is the file that the machine's memory began as, or nil if it cannot be captured.
 	memory  *os.File
@@ -222,6 +224,7 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from Origin) (_ *
 	m := &Machine{
 		Accelerator: accelerator,
 		shown:       s.shown,
+		trusts:      s.HasNetwork() && s.jail.Network.Authorities != "",
 		Exited:      make(chan protocol.Exited, 1),
 		Ended:       make(chan struct{}),
 		answers:     make(chan protocol.Answer, 1),
@@ -366,7 +369,7 @@ func (m *Machine) Ask(request protocol.Request) error {
 // Run starts a program of the image in the machine, and sets the machine's clock to now. An agent
 // gets the ports of its input and output.
 func (m *Machine) Run(program string, agent bool, now time.Time) error {
-	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Ports: agent, Project: m.shown, Network: m.network != nil, Now: now.UnixNano()})
+	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Ports: agent, Project: m.shown, Network: m.network != nil, Certificates: m.trusts, Now: now.UnixNano()})
 }
 
 // HasNetwork reports whether the sandbox has a network of named hosts.
@@ -389,6 +392,15 @@ func (s *Spec) Connect(m *Machine, events int, argument string) error {
 	defer file.Close()
 	defer m.network.Close()
 	return s.jail.StartCarrier(events, file, program, argument)
+}
+
+// AwaitTrust waits until the program in the machine trusts the proxy of its network, if that presents certificates
+// of its own. The program was started, and [Spec.Connect] called.
+func (m *Machine) AwaitTrust() error {
+	if !m.trusts {
+		return nil
+	}
+	return m.Ask(protocol.Request{Do: protocol.Trust})
 }
 
 // Finish has a machine write a mark to its output and its log, after all output of its ended

@@ -48,6 +48,9 @@ const (
 	InboxName   = "inbox"
 )
 
+// CertificatesName is the name of a file in ShownDir: the certificates that the program trusts.
+const CertificatesName = "certificates"
+
 // User is the user, and the group of the same number, as whom the first process starts
 // such a program.
 const User = 1000
@@ -76,6 +79,8 @@ const (
 	Thaw = "thaw"
 	// Show has the program that was started with a [Project] see it.
 	Show = "show"
+	// Trust is answered when the program's certificates are those of its network's proxy.
+	Trust = "trust"
 	// SetClock sets the time, when the machine stood still.
 	SetClock = "clock"
 	// Finish has the machine write Mark to the output and the log when the program has
@@ -96,6 +101,8 @@ type Request struct {
 	Project *Project `json:"project,omitempty"`
 	// Network says that the program has a network, over the port of this name.
 	Network bool `json:"network,omitempty"`
+	// Certificates says that there is the file [CertificatesName], which is empty until [Trust].
+	Certificates bool `json:"certificates,omitempty"`
 	// Now is the time of the host, in nanoseconds since 1970.
 	Now int64 `json:"now,omitempty"`
 	// Seed is 32 random bytes, for [Thaw].

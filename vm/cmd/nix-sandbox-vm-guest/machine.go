@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -87,6 +88,11 @@ func (m *machine) do(request protocol.Request) error {
 			return errors.New("no program shows a project")
 		}
 		return m.groups.showProject(*m.project)
+	case protocol.Trust:
+		if m.network == nil {
+			return errors.New("no program has a network")
+		}
+		return m.network.AwaitTrust(trustLimit)
 	case protocol.SetClock:
 		return setClock(request.Now)
 	case protocol.Freeze:
@@ -146,6 +152,9 @@ func (m *machine) start(request protocol.Request) error {
 		return errors.New("a program was started already")
 	}
 	environ := []string{codeGroupVariable + "=3"}
+	if err := makeShown(request); err != nil {
+		return err
+	}
 	if request.Project != nil {
 		if err := makeProjectMounts(*request.Project); err != nil {
 			return err
@@ -191,6 +200,17 @@ func (m *machine) start(request protocol.Request) error {
 	return nil
 }
 
+// trustLimit bounds the start of the network's proxy, which makes a key.
+const trustLimit = time.Minute
+
+// trust has programs find certificates from now on.
+func trust(certificates []byte) error {
+	if len(certificates) == 0 {
+		return nil
+	}
+	return os.WriteFile(shown(protocol.CertificatesName), certificates, 0o444)
+}
+
 // connect begins to carry the program's connections. It returns the socket for the launcher, which the caller closes.
 func (m *machine) connect() (*os.File, error) {
 	port, err := openPort(protocol.Network)
@@ -201,7 +221,7 @@ func (m *machine) connect() (*os.File, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
-	m.network = carrier.NewInside(port)
+	m.network = carrier.NewInside(port, trust)
 	go func() {
 		defer unix.Close(pair[0])
 		if err := m.network.Accept(func() (handover.Socket, *os.File, error) { return handover.Receive(pair[0]) }); err != nil {

@@ -23,12 +23,27 @@ const projectFlags = unix.MS_NOSUID | unix.MS_NODEV
 // shown is the folder here that the jail shows, by its name in the image.
 func shown(name string) string { return filepath.Join(protocol.ShownDir, filepath.Base(name)) }
 
+// makeShown makes the folder of what the jail shows, if a request has any.
+func makeShown(request protocol.Request) error {
+	if request.Project == nil && !request.Certificates {
+		return nil
+	}
+	size := "64k"
+	if request.Certificates {
+		size = "16m"
+	}
+	if err := system.Mount("shown", protocol.ShownDir, "tmpfs", projectFlags, "mode=755,size="+size); err != nil {
+		return err
+	}
+	if !request.Certificates {
+		return nil
+	}
+	return os.WriteFile(shown(protocol.CertificatesName), nil, 0o444)
+}
+
 // makeProjectMounts makes the folders, empty so far, that the jail shows. Later mounts over them appear in the jail
 // too, because the jail's mounts are slaves of these (mount_namespaces(7)).
 func makeProjectMounts(project protocol.Project) error {
-	if err := system.Mount("shown", protocol.ShownDir, "tmpfs", projectFlags, "mode=755,size=64k"); err != nil {
-		return err
-	}
 	for name := range project.Mounts {
 		dir := shown(name)
 		if err := system.Mount("project", dir, "tmpfs", projectFlags|unix.MS_RDONLY, "mode=755,size=4k"); err != nil {

@@ -54,7 +54,11 @@ func run(args []string) (status int, err error) {
 	case len(args) > 0 && args[0] == jail.WatchStep:
 		return 0, jail.Watch(args[1:])
 	case len(args) == 1 && args[0] == carry:
-		return 0, carrier.Outside(os.NewFile(jail.CarrierFD, "carrier"), carrier.Dial)
+		certificates, err := jail.CarrierCertificates()
+		if err != nil {
+			return 0, err
+		}
+		return 0, carrier.Outside(os.NewFile(jail.CarrierFD, "carrier"), certificates, carrier.Dial)
 	case len(args) == 1 && args[0] == "--version":
 		_, err := os.Stdout.WriteString("nix-sandbox-vm " + version + "\n")
 		return 0, err
@@ -114,6 +118,9 @@ func run(args []string) (status int, err error) {
 		if err := spec.Connect(s.Machine, events, carry); err != nil {
 			return 0, err
 		}
+		if err := s.AwaitTrust(); err != nil {
+			return 0, err
+		}
 		report(startReport{Isolation: s.Accelerator, Start: s.began(), ProjectChanged: s.projectChanged})
 		return serve(spec, s, control, project)
 	}
@@ -127,6 +134,9 @@ func run(args []string) (status int, err error) {
 	}
 	report(startReport{Isolation: m.Accelerator})
 	if err := m.Run(program, false, time.Now()); err != nil {
+		return 0, err
+	}
+	if err := m.AwaitTrust(); err != nil {
 		return 0, err
 	}
 	if project != nil {
