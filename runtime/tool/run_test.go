@@ -141,7 +141,7 @@ func TestRun_EndsAtTheTimeoutOfTheCall(t *testing.T) {
 				t.Errorf("%s: %q after %v, want %q after %v", name, text(result), took, test.want, test.takes)
 			}
 		}
-		first, second := call("q", 100, "sleep 50; echo first"), call("q", 1, "echo second")
+		first, second := call("q", 100, "sleep 50; echo first"), call("q", 2, "sleep 1; echo second")
 		answers := make(chan string, 2)
 		for _, run := range []*Run{second, first} {
 			go func() { answers <- text(run.Answer(t.Context(), nil)) }()
