@@ -15,6 +15,17 @@ type Child struct {
 	Stderr *os.File
 }
 
+// inputs returns the command's standard input, and /dev/null, which the caller closes.
+func (c Child) inputs() (stdin, null *os.File, err error) {
+	if null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+		return nil, nil, err
+	}
+	if c.Stdin != nil {
+		return c.Stdin, null, nil
+	}
+	return null, null, nil
+}
+
 // Confined is a program in a sandbox that was started by [Spec.StartChild].
 type Confined struct {
 	*os.Process

@@ -22,15 +22,11 @@ func (s *Spec) startChild(child Child, attributes *syscall.SysProcAttr) (*os.Pro
 	if err := s.checkBinds(); err != nil {
 		return nil, err
 	}
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	stdin, null, err := child.inputs()
 	if err != nil {
 		return nil, err
 	}
 	defer null.Close()
-	stdin := null
-	if child.Stdin != nil {
-		stdin = child.Stdin
-	}
 	files := []uintptr{stdin.Fd(), null.Fd(), child.Stderr.Fd()}
 	for _, file := range child.Files {
 		fd := closed

@@ -36,15 +36,11 @@ func (s *Spec) StartChild(child Child) (*Confined, error) {
 		return nil, err
 	}
 	defer held.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	stdin, null, err := child.inputs()
 	if err != nil {
 		return nil, err
 	}
 	defer null.Close()
-	stdin := null
-	if child.Stdin != nil {
-		stdin = child.Stdin
-	}
 	w := watched{Spec: s, Args: child.Args}
 	files := []*os.File{stdin, null, child.Stderr}
 	for _, file := range child.Files {

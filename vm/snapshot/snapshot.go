@@ -161,7 +161,7 @@ func (s *Snapshot) checkMemory(file string) error {
 // remember writes the stamp of a memory that is right, which only spares the next comparison.
 func remember(file, stamp string) { _ = os.WriteFile(file, []byte(stamp), 0o600) }
 
-// stampOf returns a text that another file has not, nor the same file after a change, until this computer boots.
+// stampOf returns a text that is another one for every other file, after a change, and after this computer has booted.
 func stampOf(file *os.File) (string, error) {
 	boot, err := host.BootID()
 	if err != nil {

@@ -9,9 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EndsWithParent says that the kernel ends a program that was started with [EndWithParent].
-const EndsWithParent = true
-
 // EndWithParent has the kernel kill a program when the thread that started it ends (PR_SET_PDEATHSIG in prctl(2)).
 func EndWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
 

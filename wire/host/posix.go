@@ -11,11 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EndsWithParent says that the kernel ends a program that was started with [EndWithParent]. Here the program ends
-// when its standard input does.
-const EndsWithParent = false
-
-// EndWithParent leaves the attributes as they are.
+// EndWithParent leaves the attributes as they are: a program ends when its standard input does.
 func EndWithParent(*syscall.SysProcAttr) {}
 
 // OpenBeneath opens a path beneath a folder, for reading or as [OpenPath], and leaves the folder by no link, no
