@@ -29,23 +29,15 @@ func (c Child) inputs() (stdin, null *os.File, err error) {
 // Confined is a program in a sandbox that was started by [Spec.StartChild].
 type Confined struct {
 	*os.Process
-	// hold ends the program when it is closed; nil if the kernel ends it with this process.
-	hold *os.File
+	hold *os.File // ends the program when it is closed
 }
 
 // Wait waits for the program's end.
 func (c *Confined) Wait() (*os.ProcessState, error) {
 	state, err := c.Process.Wait()
-	if c.hold != nil {
-		c.hold.Close() // also, so that it is not collected, and closed, before
-	}
+	c.hold.Close() // also, so that it is not collected, and closed, before
 	return state, err
 }
 
 // Kill ends the program.
-func (c *Confined) Kill() error {
-	if c.hold != nil {
-		return c.hold.Close()
-	}
-	return c.Process.Kill()
-}
+func (c *Confined) Kill() error { return c.hold.Close() }

@@ -80,7 +80,7 @@ func Expect(memory Memory) Accelerator {
 // Start starts a machine and returns when its first process answers. It tries the hardware if that may work,
 // and remembers the result. [Machine.Capture] can capture the machine if capturable is set.
 //
-// The machine ends with the calling thread, which must therefore end only with the process.
+// The machine ends with this process, however that ends.
 func (s *Spec) Start(memory Memory, capturable bool) (*Machine, error) {
 	var from Origin
 	if capturable {

@@ -1,5 +1,3 @@
-//go:build darwin || posix
-
 package jail
 
 import (
@@ -25,7 +23,11 @@ type watched struct {
 }
 
 // StartChild starts the sandbox below a watcher: a process of this program that ends the sandbox when this process
-// has ended, because no signal comes then. The caller waits for the watcher, which has the sandbox's status.
+// has ended. macOS has no signal for that, and bubblewrap asks Linux for it only late: a program whose launcher is
+// killed before would stay. The caller waits for the watcher, which has the sandbox's status.
+//
+// If root is the caller, the sandbox runs as a user that no other sandbox has, and this
+// process stays root.
 func (s *Spec) StartChild(child Child) (*Confined, error) {
 	launcher, err := os.Executable()
 	if err != nil {
