@@ -130,12 +130,8 @@ func TestSnapshot_OutlivesManyCopies(t *testing.T) {
 	long(t)
 	const copies, filling = 50, 3
 	folder, cache := artifact(t, "bash"), cache(t)
-	runs(t, folder, cache, "true", nil)
-	all := snapshots(t, cache)
-	if len(all) != 1 {
-		t.Fatalf("there are the snapshots %q", all)
-	}
-	memory, meta := filepath.Join(all[0], "memory"), filepath.Join(all[0], "meta")
+	saved := saves(t, folder, cache)
+	memory, meta := filepath.Join(saved, "memory"), filepath.Join(saved, "meta")
 	age(t, meta, 23*time.Hour)
 	before, described := hash(t, memory), hash(t, meta)
 	for n := range copies {
@@ -159,8 +155,8 @@ func TestSnapshot_OutlivesManyCopies(t *testing.T) {
 		t.Error("what they are copies of is another one afterwards")
 	}
 	// Otherwise they were copies of something else.
-	if now := snapshots(t, cache); len(now) != 1 || now[0] != all[0] {
-		t.Errorf("there are the snapshots %q, there was %s", now, all[0])
+	if now := snapshots(t, cache); len(now) != 1 || now[0] != saved {
+		t.Errorf("there are the snapshots %q, there was %s", now, saved)
 	}
 }
 
