@@ -13,7 +13,12 @@ let
   inherit (pkgs.stdenv) hostPlatform;
   isOnMac = host.stdenv.hostPlatform.isDarwin or false;
 
+  # The jail in the machine, and that of QEMU.
   jail = import ./jail.nix { inherit pkgs host programs; };
+  outer = import ./jail.nix {
+    inherit host programs;
+    pkgs = host;
+  };
   seatbelt = import ./seatbelt.nix { pkgs = host; };
   certificates = import ../lib/certificates.nix { inherit pkgs; };
   closureTree = import ../lib/closureTree.nix { inherit pkgs; };
@@ -42,7 +47,12 @@ let
       console = "ttyAMA0";
       # Signed pointers are slow in QEMU by the algorithm that processors use.
       cpu = "max,pauth-impdef=on";
-      append = [ "mitigations=off" ];
+      append = [
+        "mitigations=off"
+        # Distributions reserve 64 MiB for devices, which the kernel's own memory may not use: code that
+        # fills buffers would have the machine's memory before its own limit.
+        "cma=0"
+      ];
     };
   };
   cpu = hostPlatform.parsed.cpu.name;
@@ -80,7 +90,7 @@ let
         inherit command;
       }
     else
-      jail.describeProgram {
+      outer.describeProgram {
         flags = isolated;
         inherit binds no_overlay command;
       };
@@ -297,10 +307,10 @@ let
           jail =
             confined
             // lib.optionalAttrs (!isOnMac) {
-              apparmor = jail.profileOf (lib.getExe programs.vm);
+              apparmor = outer.profileOf (lib.getExe programs.vm);
             }
             // lib.optionalAttrs isNetworked {
-              network = jail.networkOf network;
+              network = outer.networkOf network;
             };
           project = {
             mount = "/project";
@@ -326,7 +336,7 @@ let
         "check"
       ] (_: description);
       inherit (inner) contents closure;
-      needs = builtins.hashString "sha256" "${lib.getExe programs.vm} ${qemu}${lib.optionalString isNetworked " network ${builtins.toJSON ((jail.networkOf network).secrets or [ ])}"}";
+      needs = builtins.hashString "sha256" "${lib.getExe programs.vm} ${qemu}${lib.optionalString isNetworked " network ${builtins.toJSON ((outer.networkOf network).secrets or [ ])}"}";
       metadata = {
         # What a sandbox uses of the host beside what its code may.
         overhead = {

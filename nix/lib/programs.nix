@@ -185,7 +185,6 @@ let
   # Apart, because only sandboxes with a network have it.
   network = compile {
     pname = "nix-sandbox-mcp-network";
-    set = guest;
     folders = sandboxFolders.network;
     packages = [ "network/cmd/nix-sandbox-net" ];
   };

@@ -9,11 +9,13 @@
 #   python.nix   python3.withPackages           packages.nix  nixpkgs' names
 #   lib.nix      nixpkgs.lib                    missing.nix   what is not here and says so
 #   npm.nix      importNpmLock              dockerTools.nix  images of containers
-#   linux.nix    Debian's kernel for machines
+#   linux.nix    Debian's kernel for machines  processors.nix  what differs between processors
 {
   system ? builtins.currentSystem,
   config ? { },
   overlays ? [ ],
+  # For a folder that `stage --arm64` has made: the set of the processor that builds.
+  native ? null,
 }:
 assert
   system == "x86_64-linux"
@@ -21,9 +23,28 @@ assert
 let
   lib = import ./lib.nix;
   source = import ./source.nix;
-  inherit (source) index seed;
+  processor = (import ./processors.nix).${source.index.architecture};
+  # Builds run the programs of these.
+  tools =
+    if native != null then
+      native.debpkgs
+    else
+      {
+        inherit (source) seed;
+        inherit groups packages;
+      };
+  inherit (tools) seed;
 
-  groups = import ./groups.nix { inherit lib source system; };
+  groups = import ./groups.nix {
+    inherit
+      lib
+      processor
+      seed
+      source
+      system
+      ;
+    native = if native == null then null else native.debpkgs.groups;
+  };
   inherit (groups) group;
 
   named =
@@ -54,9 +75,14 @@ let
   packages = lib.mapAttrs named (import ./packages.nix);
 
   stdenv = import ./stdenv.nix {
-    inherit config lib system;
-    shell = group "bash";
-    tools = map group [
+    inherit
+      config
+      lib
+      processor
+      system
+      ;
+    shell = tools.groups.group "bash";
+    tools = map tools.groups.group [
       "coreutils"
       "findutils"
       "diffutils"
@@ -75,8 +101,8 @@ let
   };
   builders = import ./builders.nix {
     inherit lib stdenv seed;
-    shell = packages.bash;
-    inherit (packages) jq;
+    shell = tools.packages.bash;
+    inherit (tools.packages) jq;
   };
   dockerTools = import ./dockerTools.nix {
     inherit lib builders;
@@ -89,6 +115,8 @@ let
       source
       groups
       stdenv
+      native
+      processor
       ;
     inherit (packages) cacert;
   };
@@ -102,7 +130,15 @@ let
     inherit (builders) runCommandLocal;
   };
 
-  linux = import ./linux.nix { inherit builders groups source seed; };
+  linux = import ./linux.nix {
+    inherit
+      builders
+      groups
+      processor
+      source
+      seed
+      ;
+  };
 
   absent = lib.genAttrs (import ./missing.nix).packages (
     name:
@@ -152,6 +188,12 @@ let
       util-linuxMinimal = packages.util-linux;
       perl5 = packages.perl;
     }
+    // {
+      # For the set of another processor.
+      debpkgs = tools;
+    }
+    # What builds run, and nothing else here.
+    // lib.optionalAttrs (native != null) { inherit (native) erofs-utils jq xz; }
     // {
       ${lib.replaceStrings [ "." ] [ "" ] python3.executable} = python3;
     };

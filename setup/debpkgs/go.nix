@@ -6,13 +6,17 @@
   groups,
   stdenv,
   cacert,
+  native,
+  processor,
 }:
 let
   inherit (lib) concatStringsSep escapeShellArg escapeShellArgs optionalString;
   staged = builtins.fromJSON (builtins.readFile ./go.json);
 
   go =
-    if staged ? package then
+    if native != null then
+      native.go
+    else if staged ? package then
       let
         root = "lib/${lib.removeSuffix "-go" (lib.replaceStrings [ "golang" ] [ "go" ] staged.package)}";
       in
@@ -46,7 +50,7 @@ let
       throw "debpkgs: there is no Go here: Debian ${source.index.release} has none that is new enough; install Go 1.25.5 or later and run setup/debpkgs/stage --refresh";
 
   environment = ''
-    export GOROOT=${go.GOROOT} GOPATH=$NIX_BUILD_TOP/go GOCACHE=$NIX_BUILD_TOP/go-cache GOTOOLCHAIN=local GOTELEMETRY=off GOPROXY=off GOSUMDB=off
+    export GOROOT=${go.GOROOT} GOPATH=$NIX_BUILD_TOP/go GOCACHE=$NIX_BUILD_TOP/go-cache GOTOOLCHAIN=local GOTELEMETRY=off GOPROXY=off GOSUMDB=off GOARCH=${processor.go}
     export PATH=${go}/bin:$PATH HOME=$NIX_BUILD_TOP
   '';
 

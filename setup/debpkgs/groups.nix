@@ -1,11 +1,15 @@
 # One derivation for each group of Debian packages: packages that depend on each other (libc6 and libgcc-s1) share a path.
 {
   lib,
+  processor,
+  seed,
   source,
   system,
+  # The groups whose programs run here, or null: these.
+  native,
 }:
 let
-  inherit (source) index deb seed;
+  inherit (source) index deb;
   inherit (lib)
     attrNames
     concatMap
@@ -23,6 +27,8 @@ let
       index
       group
       has
+      native
+      processor
       seedRun
       ;
   };
@@ -80,6 +86,7 @@ let
         ];
         debs = map deb own;
         deps = map (package: groups.${package}) leaders;
+        inherit (processor) elf folder loader;
         libc = if elem "libc6" reached then groups.libc6 else "";
         postFixup = lib.concatMapStringsSep "\n" (t: t.postFixup or "") tweaked;
         preferLocalBuild = true;

@@ -1,6 +1,6 @@
 # Reads packages.list, then the stanzas of `apt-cache show`; writes index.json.
 # Keeps what the wanted packages reach by Pre-Depends and Depends; of alternatives, the first that apt chose.
-# Variables: release (code name), wanted (names, separated by spaces).
+# Variables: release (code name), architecture, wanted (names, separated by spaces).
 
 FNR == NR {
 	if ($1 ~ /^-/) skipped[substr($1, 2)] = 1
@@ -58,7 +58,7 @@ END {
 		n = split(kept[queue[i]], list, / /)
 		for (j = 1; j <= n; j++) queue[++todo] = list[j]
 	}
-	printf "{\n \"release\": %s,\n \"packages\": {", quoted(release)
+	printf "{\n \"release\": %s,\n \"architecture\": %s,\n \"packages\": {", quoted(release), quoted(architecture)
 	separator = "\n"
 	for (i = 1; i <= count; i++) {
 		package = order[i]

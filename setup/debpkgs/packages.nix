@@ -65,6 +65,11 @@
   patchelf = { };
   perl = { };
   procps.mainProgram = null;
+  qemu = {
+    package = "qemu-system-x86";
+    mainProgram = "qemu-kvm";
+    more = [ "qemu-system-arm" ];
+  };
   qemu_kvm = {
     package = "qemu-system-x86";
     pname = "qemu-host-cpu-only";

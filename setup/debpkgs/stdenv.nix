@@ -3,6 +3,7 @@
   lib,
   system,
   config,
+  processor,
   shell,
   tools,
 }:
@@ -192,23 +193,23 @@ let
     package;
 
   platform = {
-    inherit system;
-    config = "x86_64-unknown-linux-gnu";
+    system = "${processor.name}-linux";
+    config = "${processor.name}-unknown-linux-gnu";
     isLinux = true;
     isDarwin = false;
-    isx86_64 = true;
-    isAarch64 = false;
+    isx86_64 = processor.name == "x86_64";
+    isAarch64 = processor.name == "aarch64";
     is64bit = true;
     isUnix = true;
     isMusl = false;
     isStatic = false;
     libc = "glibc";
     parsed = {
-      cpu.name = "x86_64";
+      cpu.name = processor.name;
       kernel.name = "linux";
     };
-    linuxArch = "x86_64";
-    go.GOARCH = "amd64";
+    linuxArch = if processor.name == "aarch64" then "arm64" else processor.name;
+    go.GOARCH = processor.go;
     go.GOOS = "linux";
     canExecute = _: true;
     extensions.sharedLibrary = ".so";

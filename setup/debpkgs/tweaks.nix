@@ -8,9 +8,17 @@
   index,
   group,
   has,
+  # The groups whose programs run here, or null: these.
+  native,
+  processor,
   seedRun,
 }:
 let
+  # Where the programs of a package are that the package runs while it is made.
+  running = package: if native == null then "$out" else "${native.group package}";
+  isNative = native == null;
+  inherit (processor) folder;
+
   shell = "${group "bash"}/bin/bash";
   relocate = seedRun ./build/relocate.pl;
 
@@ -36,9 +44,10 @@ let
       depends = [ "libc-bin" ];
       title = "libc6";
       postFixup = ''
-        lib=$out/lib/x86_64-linux-gnu
+        lib=$out/lib/${folder}
+        own=${running "libc6"}
         mkdir -p $out/usr/lib/locale
-        $lib/ld-linux-x86-64.so.2 --library-path $lib $out/bin/localedef --prefix=$out --add-to-archive $out/lib/locale/C.utf8
+        $own/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 --library-path $own/lib/x86_64-linux-gnu $own/bin/localedef --prefix=$out --add-to-archive $out/lib/locale/C.utf8
         mv $out/usr/lib/locale/locale-archive $out/lib/locale/
         rm -r $out/usr $out/lib/locale/C.utf8
         ${relocate} $lib/libc.so.6 /usr/lib/locale/locale-archive $out/lib/locale/locale-archive
@@ -54,7 +63,7 @@ let
           version = lib.removePrefix "libperl" (lib.head (lib.filter (lib.hasPrefix "libperl5.") index.packages.perl.depends));
         in
         wrap "perl" {
-          PERL5LIB = "\\\${PERL5LIB:+\\$PERL5LIB:}$out/lib/x86_64-linux-gnu/perl/${version}:$out/share/perl/${version}:$out/lib/x86_64-linux-gnu/perl-base";
+          PERL5LIB = "\\\${PERL5LIB:+\\$PERL5LIB:}$out/lib/${folder}/perl/${version}:$out/share/perl/${version}:$out/lib/${folder}/perl-base";
         };
     };
 
@@ -113,7 +122,7 @@ let
         ln -s python3 $out/bin/python
         rm -rf $out/lib/python3*/test $out/lib/python3*/idlelib
         # the standard library is compiled by what has just been unpacked
-        $out/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/${python} $out/lib/python3
+        ${running "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/${python} $out/lib/python3
       '';
     };
 
@@ -122,7 +131,7 @@ let
     ruby = {
       title = "ruby";
       postFixup = ''
-        library=$(echo $out/lib/x86_64-linux-gnu/libruby-*.so.*.*.*)
+        library=$(echo $out/lib/${folder}/libruby-*.so.*.*.*)
         chmod u+w $library
         ${seedRun ./build/ruby.pl} $library $out
         $out/bin/ruby -e 'require "rubygems"; require "json"'
@@ -132,7 +141,7 @@ let
     # Debian's node reads some of its built-in modules from files whose names are compiled into its library.
     nodejs.title = "nodejs";
     ${lib.head (lib.filter (lib.hasPrefix "libnode") index.packages.nodejs.depends ++ [ "libnode" ])}.postFixup = ''
-      library=$(echo $out/lib/x86_64-linux-gnu/libnode.so.*)
+      library=$(echo $out/lib/${folder}/libnode.so.*)
       set --
       for name in $(strings -n 18 $library | grep '^/usr/share/nodejs/[a-z/.-]*[.]js$'); do
         for root in $out $deps none; do
@@ -142,7 +151,7 @@ let
         set -- "$@" $name $root/''${name#/usr/}
       done
       ${relocate} $library "$@"
-      $out/bin/node -e 0
+      ${lib.optionalString isNative "$out/bin/node -e 0"}
     '';
   };
 
@@ -180,7 +189,7 @@ let
         inherit (pytz.${name} or { depends = [ ]; }) depends;
         postFixup = (pytz.${name}.postFixup or "") + ''
           if [ -d $out/lib/python3/dist-packages ]; then
-            ${group "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/python3/dist-packages || true
+            ${(if isNative then { inherit group; } else native).group "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/python3/dist-packages || true
           fi
         '';
       });

@@ -4,7 +4,7 @@
 # retargets links, binds every ELF file to the store paths of the libraries that it needs, and points the scripts at
 # interpreters in the store. Only $out and the paths in $deps can be named by the result.
 #
-# Environment: out, seed (bin/ and lib/ of unpatched programs), debs, deps, libc (store path, empty in libc's own
+# Environment: out, seed (bin/ and lib/ of unpatched programs), folder, loader and elf (of the processor), debs, deps, libc (store path, empty in libc's own
 # group), postFixup (shell text, run last by busybox).
 use strict;
 use warnings;
@@ -12,7 +12,8 @@ use warnings;
 my ($out, $seed) = @ENV{qw(out seed)};
 my @debs = split ' ', $ENV{debs};
 my @deps = split ' ', $ENV{deps};
-my $arch = 'lib/x86_64-linux-gnu';
+my ($loader, $elf) = @ENV{qw(loader elf)};
+my $arch = "lib/$ENV{folder}";
 my $libc = ($ENV{libc} || $out) . "/$arch";
 
 # a program of the seed, through its own loader
@@ -197,7 +198,7 @@ sub elf {
     read $file, my $head, 64;
     return undef unless length $head == 64 and substr($head, 0, 6) eq "\177ELF\2\1";
     my ($type, $machine, $offset, $size, $count) = unpack 'x16 v v x12 Q< x14 v v', $head;
-    return undef unless $machine == 62 and ($type == 2 or $type == 3);
+    return undef unless $machine == $elf and ($type == 2 or $type == 3);
     my $bytes = sub { my ($at, $length) = @_; my $data; seek $file, $at, 0; read $file, $data, $length; return $data };
     my (@loads, $interpreter, $dynamic);
     for my $i (0 .. $count - 1) {
@@ -253,13 +254,13 @@ sub library {
 
 sub bind_elf {
     my ($path) = @_;
-    return if $path =~ m{/(?:ld-linux-x86-64\.so\.2|libc\.so\.6)$};    # they must stay as they are
+    return if $path =~ m{/(?:\Q$loader\E|libc\.so\.6)$};    # they must stay as they are
     my $elf = elf($path) or return;
     return unless @{ $elf->{needed} } or defined $elf->{interpreter};
     my (@folders, %seen);
     my $add = sub { push @folders, $_[0] unless $seen{ $_[0] }++ };
     for my $name (@{ $elf->{needed} }) {
-        next if $name eq 'ld-linux-x86-64.so.2';
+        next if $name eq $loader;
         (my $beside = $path) =~ s{[^/]*$}{};
         if (-e "$beside$name" and $beside ne "$out/$arch/") { $add->('$ORIGIN'); next }
         my $folder = library($name);
@@ -279,7 +280,7 @@ sub bind_elf {
     my $rpath = join ':', @folders;
     # DT_RPATH on programs: it also serves what libc opens; DT_RUNPATH on libraries
     my @steps = ([defined $elf->{interpreter} ? '--force-rpath' : (), '--set-rpath', $rpath, '--no-default-lib']);
-    push @steps, ['--set-interpreter', "$libc/ld-linux-x86-64.so.2"] if defined $elf->{interpreter};
+    push @steps, ['--set-interpreter', "$libc/$loader"] if defined $elf->{interpreter};
     # patchelf 0.18 gives up on programs at a fixed address (gawk) unless the interpreter comes in a step of its own, last
     @steps = ([map { @$_ } @steps]) if $elf->{type} == 3;
     run(@patchelf, @$_, $path) for @steps;
