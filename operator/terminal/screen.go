@@ -29,24 +29,13 @@ const resetTerminal = "\x18" + // cancels an unfinished sequence
 	"\x1b[<99u\x1b[>1m\x1b[>2m\x1b[>4m" + // encodings of keys, of kitty and xterm
 	"\x1b[0 q" // shape of the cursor
 
-// resetColours resets the palette, and the colours of text, background and cursor. It is
-// written only if a program may have changed one of them: users set these too.
-const resetColours = "\x1b]104\a\x1b]110\a\x1b]111\a\x1b]112\a"
-
-var (
-	alternateScreen = lazyregexp.New(`\x1b\[\?(?:\d+;)*(?:47|1047|1049)(?:;\d+)*([hl])`)
-	// harmless are the operating system commands that pass: titles, links and colours, the last of
-	// which it has apart. Others write the clipboard or files, or raise alarms on the desktop.
-	harmless = lazyregexp.New(`^(?:[0128]|(4|1[012]|104|11[012]))(?:;[^\x00-\x1f\x7f-\x{9f}]*)?$`)
-)
+var alternateScreen = lazyregexp.New(`\x1b\[\?(?:\d+;)*(?:47|1047|1049)(?:;\d+)*([hl])`)
 
 const (
 	// maxSplit is the length of the longest sequence that is recognized in two pieces, in bytes.
 	maxSplit = 32
 	// maxNotices bounds the notices that wait for the end of the shell.
 	maxNotices = 16
-	// maxCommand bounds the operating system commands that pass, in bytes.
-	maxCommand = 4 << 10
 )
 
 // Screen passes on what programs write to a terminal, and shows notices between their lines.
@@ -56,10 +45,8 @@ type Screen struct {
 	mu        sync.Mutex
 	last      []byte // written to w
 	drawn     bool   // something was written since the last restore
-	coloured  bool   // colours of the terminal itself may have changed
 	begun     byte   // ESC, or the first byte of a control in UTF-8, which is not written yet
-	kind      byte   // of the control string that has begun; 0 if none has
-	command   []byte // that string so far
+	inString  bool   // a control string has begun
 	alternate bool   // a program uses the whole screen
 	Waiting   []string
 	omitted   int // notices
@@ -86,15 +73,22 @@ const (
 	// control is the first byte of U+0080 to U+009F in UTF-8. Each is short for ESC and the character
 	// 0x40 before it.
 	control = 0xc2
-	// strings begin control strings after ESC (ECMA-48): OSC, DCS, SOS, PM and APC.
+	// controlStrings begin control strings after ESC (ECMA-48): OSC, DCS, SOS, PM and APC.
 	controlStrings = "]PX^_"
 )
 
-// filter returns what of a program's output a terminal gets: control strings that are not harmless
-// are left out. It takes them apart as terminals do.
+// filter returns what of a program's output a terminal gets: control strings are left out, which set titles
+// and colours, but also write the clipboard or files, or raise alarms on the desktop. It takes them apart as
+// terminals do.
 func (s *Screen) filter(data []byte) (shown []byte) {
 	for _, b := range data {
-		if s.kind != 0 && !s.ends(b, &shown) {
+		if s.inString {
+			isC1 := s.begun == control && b == 0x9c
+			s.inString = !isC1 && b != '\a' && b != 0x18 && b != 0x1a && b != escape
+			s.begun = 0
+			if b == escape || s.inString {
+				s.begun = b // ESC begins what follows the string
+			}
 			continue
 		}
 		begun := s.begun
@@ -116,31 +110,10 @@ func (s *Screen) filter(data []byte) (shown []byte) {
 				shown = append(shown, b)
 			}
 		default:
-			s.kind, s.command = kind, nil
+			s.inString = true
 		}
 	}
 	return shown
-}
-
-// ends takes a byte of a control string, and reports whether it comes after the string.
-func (s *Screen) ends(b byte, shown *[]byte) bool {
-	isOver := b == '\a' || b == escape || b == 0x18 || b == 0x1a
-	if !isOver {
-		if len(s.command) == maxCommand { // it will not pass
-			s.command = append(s.command[:maxCommand-2], s.command[maxCommand-1])
-		}
-		s.command = append(s.command, b)
-		if !bytes.HasSuffix(s.command, []byte("\u009c")) {
-			return false
-		}
-	}
-	command := bytes.TrimSuffix(s.command, []byte("\u009c"))
-	if found := harmless.Get().FindSubmatch(command); s.kind == ']' && found != nil && len(s.command) < maxCommand && b != 0x18 && b != 0x1a {
-		*shown = fmt.Appendf(*shown, "\x1b]%s\a", command)
-		s.coloured = s.coloured || len(found[1]) > 0
-	}
-	s.kind, s.command = 0, nil
-	return b == escape
 }
 
 // Notify shows a line of this program's own, or keeps it for the end of the shell while a
@@ -181,13 +154,8 @@ func (s *Screen) restore() bool {
 	if !s.drawn {
 		return false
 	}
-	var reset strings.Builder
-	reset.WriteString(resetTerminal)
-	if s.coloured {
-		reset.WriteString(resetColours)
-	}
-	s.drawn, s.coloured, s.alternate, s.last = false, false, false, nil
-	s.begun, s.kind, s.command = 0, 0, nil
-	_, _ = io.WriteString(s.w, reset.String())
+	s.drawn, s.alternate, s.last = false, false, nil
+	s.begun, s.inString = 0, false
+	_, _ = io.WriteString(s.w, resetTerminal)
 	return true
 }
