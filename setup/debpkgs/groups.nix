@@ -99,7 +99,7 @@ let
   group =
     package:
     groups.${package}
-      or (throw "debpkgs: Debian ${index.release}'s package ${package} is not staged; add it to setup/debpkgs/packages.list and run setup/debpkgs/stage");
+      or (throw "debpkgs: Debian ${index.release}'s package ${package} is not staged; add it to setup/debpkgs/${if native == null then "packages" else "arm64"}.list and run setup/debpkgs/stage");
 
   # shell text that runs a perl program of ./build with the seed's perl
   seedRun = script: "${seed}/lib/ld-linux-x86-64.so.2 --library-path ${seed}/lib ${seed}/bin/perl -I${seed}/lib/perl-base ${script}";

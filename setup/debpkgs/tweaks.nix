@@ -14,9 +14,10 @@
   seedRun,
 }:
 let
-  # Where the programs of a package are that the package runs while it is made.
-  running = package: if native == null then "$out" else "${native.group package}";
   isNative = native == null;
+  # Where programs of a package are that run here, and where those are that it runs while it is made.
+  runnable = if isNative then group else native.group;
+  own = package: if isNative then "$out" else "${runnable package}";
   inherit (processor) folder;
 
   shell = "${group "bash"}/bin/bash";
@@ -45,7 +46,7 @@ let
       title = "libc6";
       postFixup = ''
         lib=$out/lib/${folder}
-        own=${running "libc6"}
+        own=${own "libc6"}
         mkdir -p $out/usr/lib/locale
         $own/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 --library-path $own/lib/x86_64-linux-gnu $own/bin/localedef --prefix=$out --add-to-archive $out/lib/locale/C.utf8
         mv $out/usr/lib/locale/locale-archive $out/lib/locale/
@@ -122,7 +123,7 @@ let
         ln -s python3 $out/bin/python
         rm -rf $out/lib/python3*/test $out/lib/python3*/idlelib
         # the standard library is compiled by what has just been unpacked
-        ${running "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/${python} $out/lib/python3
+        ${own "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/${python} $out/lib/python3
       '';
     };
 
@@ -189,7 +190,7 @@ let
         inherit (pytz.${name} or { depends = [ ]; }) depends;
         postFixup = (pytz.${name}.postFixup or "") + ''
           if [ -d $out/lib/python3/dist-packages ]; then
-            ${(if isNative then { inherit group; } else native).group "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/python3/dist-packages || true
+            ${runnable "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/python3/dist-packages || true
           fi
         '';
       });
