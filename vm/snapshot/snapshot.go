@@ -161,7 +161,7 @@ func (s *Snapshot) checkMemory(file string) error {
 // remember writes the stamp of a memory that is right, which only spares the next comparison.
 func remember(file, stamp string) { _ = os.WriteFile(file, []byte(stamp), 0o600) }
 
-// stampOf returns a text that is another one for every other file, after a change, and after this computer has booted.
+// stampOf returns a text that differs for another file, after a change of the file, and after a restart of this computer.
 func stampOf(file *os.File) (string, error) {
 	boot, err := host.BootID()
 	if err != nil {
